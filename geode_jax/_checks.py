@@ -1,0 +1,148 @@
+"""Every message about a wrong argument: which argument, what was expected, what came."""
+
+import numbers
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import sparse
+
+from geode_jax._typing import ArrayLike, KeyArray
+
+
+def check_key(key: Any, name: str = "key") -> KeyArray:
+    """Return a scalar typed JAX key, wrapping a legacy ``uint32[2]`` key."""
+    hint = f"{name}: expected a JAX key such as jax.random.key(0), got"
+    if not isinstance(key, jax.Array | np.ndarray):
+        raise TypeError(f"{hint} {type(key).__name__}")
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape != ():
+            raise ValueError(f"{hint} an array of {key.shape} keys")
+        return key  # type: ignore[return-value]
+    if key.dtype == np.uint32 and key.shape == (2,):
+        return jax.random.wrap_key_data(jnp.asarray(key))
+    raise TypeError(f"{hint} an array of dtype {key.dtype} and shape {key.shape}")
+
+
+def check_integer(value: Any, name: str, minimum: int) -> int:
+    """Return `value` as an int, at least `minimum`; bools and floats are refused."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}: expected an integer, got {value!r} of type {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"{name}: expected an integer of at least {minimum}, got {value}")
+    return int(value)
+
+
+def check_number(
+    value: Any, name: str, *, above: float, below: float = np.inf, closed: bool = False
+) -> float:
+    """Return `value` as a float inside the open interval (`above`, `below`); `closed` admits `above`."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected a number, got {value!r} of type {type(value).__name__}")
+    if not ((value > above or (closed and value == above)) and value < below):
+        bracket = "[" if closed else "("
+        raise ValueError(f"{name}: expected a number in {bracket}{above:g}, {below:g}), got {value}")
+    return float(value)
+
+
+def check_instance(value: Any, name: str, kinds: type | tuple[type | None, ...]) -> Any:
+    """Return `value` if it is of one of `kinds` (None stands for the value None)."""
+    options = kinds if isinstance(kinds, tuple) else (kinds,)
+    if any(value is None if kind is None else isinstance(value, kind) for kind in options):
+        return value
+    names = " or ".join("None" if kind is None else kind.__name__ for kind in options)
+    raise TypeError(f"{name}: expected {names}, got {value!r} of type {type(value).__name__}")
+
+
+def check_dtype(dtype: Any) -> np.dtype:
+    """Return float32 or float64 as a NumPy dtype."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise ValueError(f"dtype: expected float32 or float64, got {dtype!r}")
+    return found  # type: ignore[return-value]
+
+
+def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
+    if sparse.issparse(data):
+        raise TypeError(f"{name}: expected a dense array, got a sparse {type(data).__name__}; pass {name}.toarray()")
+    if isinstance(data, np.ma.MaskedArray):
+        data = data.astype(float).filled(np.nan)
+    if hasattr(data, "to_numpy") and not isinstance(data, np.ndarray):
+        data = data.to_numpy()
+    try:
+        array = np.asarray(data)
+    except ValueError as error:  # ragged nested lists
+        raise ValueError(f"{name}: expected a rectangular array of numbers, got {type(data).__name__}") from error
+    if array.dtype.kind == "c":
+        raise TypeError(f"{name}: expected real numbers, got complex numbers ({array.dtype})")
+    if array.dtype.kind == "O":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name}: expected numbers, got an object array: {error}") from error
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{name}: expected numbers, got dtype {array.dtype}")
+    if array.dtype.kind != "f" or array.dtype.itemsize not in (4, 8):
+        array = array.astype(np.float32 if array.dtype == np.float16 else np.float64)
+    return array
+
+
+def check_data(
+    data: ArrayLike,
+    name: str = "X",
+    *,
+    allow_nan: bool,
+    min_rows: int = 1,
+    num_features: int | None = None,
+) -> np.ndarray:
+    """Return `data` as a float32 or float64 array of shape (n, D), never a copy where none is needed.
+
+    Accepts anything NumPy can read, pandas and polars frames included. NaN means missing where `allow_nan`, and is
+    an error elsewhere; infinite values always are.
+    """
+    array = _as_float_array(data, name)
+    if array.ndim != 2:
+        hint = f"; use {name}.reshape(1, -1) for one row" if array.ndim == 1 else ""
+        raise ValueError(f"{name}: expected a 2-D array of shape (rows, features), got shape {array.shape}{hint}")
+    rows, features = array.shape
+    if features == 0 or (rows == 0 and min_rows > 0):
+        raise ValueError(f"{name}: expected a non-empty array, got shape {array.shape}")
+    if rows < min_rows:
+        raise ValueError(f"{name}: expected at least {min_rows} rows, got {rows}")
+    if num_features is not None and features != num_features:
+        raise ValueError(f"{name}: expected {num_features} features as in fit, got {features}")
+    # One pass without a temporary for the usual, finite case: a sum is finite only if every term is.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum(dtype=np.float64)
+    if not np.isfinite(total):
+        _explain_non_finite(array, name, allow_nan)
+    return array
+
+
+def _explain_non_finite(array: np.ndarray, name: str, allow_nan: bool) -> None:
+    infinite = np.isinf(array)
+    if infinite.any():
+        row, column = np.argwhere(infinite)[0]
+        raise ValueError(
+            f"{name}: expected finite numbers, got {int(infinite.sum())} infinite values"
+            f" (the first in row {row}, column {column})"
+        )
+    missing = np.isnan(array)
+    if not missing.any():
+        return  # finite entries whose sum overflowed
+    if not allow_nan:
+        row, column = np.argwhere(missing)[0]
+        raise ValueError(
+            f"{name}: expected no missing values here, got {int(missing.sum())} NaN"
+            f" (the first in row {row}, column {column})"
+        )
+    empty_rows = missing.all(axis=1)
+    if empty_rows.any():
+        raise ValueError(
+            f"{name}: expected at least one observed value in every row, but {int(empty_rows.sum())} rows are all"
+            f" NaN (the first is row {np.flatnonzero(empty_rows)[0]})"
+        )

@@ -1,0 +1,54 @@
+"""The noise scale of every feature, from cross-fitted residuals."""
+
+import numpy as np
+
+from geode_jax.build.partition import Partition
+from geode_jax.build.subspace import assign_folds, learn_subspaces
+
+
+def learn_feature_scales(
+    x: np.ndarray,
+    partition: Partition,
+    max_rank: int,
+    *,
+    num_rounds: int,
+    num_folds: int,
+    floor: float,
+    seed: int,
+) -> np.ndarray:
+    """Noise scale per feature, (D,), with geometric mean 1.
+
+    Residuals of every row off the local subspace of its own cell at a middle scale, learned without the row's fold.
+    Each round divides the features by the scales found so far, learns the subspaces again, and corrects the scales.
+    """
+    rng = np.random.default_rng(seed)
+    folds = assign_folds(x.shape[0], num_folds, rng)
+    covering = partition.nodes_at((partition.depth + 1) // 2)
+    middle = Partition(0, tuple(partition.cells[k] for k in covering))
+    scales = np.ones(x.shape[1])
+    for _ in range(num_rounds):
+        scaled = (x / scales).astype(x.dtype)
+        residual = np.sqrt(_residual_mean_square(scaled, middle, folds, max_rank, seed))
+        if not residual.mean() > 0.0:  # no noise at all: nothing to tell the features apart by
+            break
+        updated = scales * residual
+        updated = np.maximum(updated, floor * updated.mean())
+        scales = updated / np.exp(np.mean(np.log(updated)))
+    return scales
+
+
+def _residual_mean_square(
+    x: np.ndarray, cells: Partition, folds: np.ndarray, max_rank: int, seed: int
+) -> np.ndarray:
+    """Mean over the rows of the squared held-out residual, per feature."""
+    subspaces = learn_subspaces(x, cells, max_rank, folds, seed)
+    total = np.zeros(x.shape[1])
+    for node, rows in enumerate(cells.cells):
+        assert rows is not None
+        for fold in range(subspaces.centres.shape[0] - 1):
+            inside = rows[folds[rows] == fold]
+            centred = x[inside] - subspaces.centres[1 + fold, node]
+            basis = subspaces.bases[1 + fold, node]
+            residual = centred - (centred @ basis) @ basis.T
+            total += np.square(residual, dtype=np.float64).sum(axis=0)
+    return total / x.shape[0]

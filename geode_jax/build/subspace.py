@@ -1,0 +1,146 @@
+"""Centre and rank-d basis of every cell, for all rows and without each fold."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import linalg
+from sklearn.utils.extmath import randomized_svd
+
+from geode_jax.build.partition import Partition
+
+# Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
+# randomised SVD (and one matrix serves all folds).
+EXACT_MAX_SIDE = 1500
+
+
+class Subspaces(NamedTuple):
+    """Dictionaries of one partition: ``centres`` (G, K, D) and ``bases`` (G, K, D, d) with orthonormal columns.
+
+    G = 1 + num_folds: entry 0 is learned from all rows, entry 1 + f without fold f. Columns beyond `ranks` (K,), and
+    everything at absent nodes, are zero.
+    """
+
+    centres: np.ndarray
+    bases: np.ndarray
+    ranks: np.ndarray
+
+
+def assign_folds(num_rows: int, num_folds: int, rng: np.random.Generator) -> np.ndarray:
+    """One balanced fold per row, (n,)."""
+    return rng.permutation(np.arange(num_rows) % min(num_folds, num_rows))
+
+
+def learn_subspaces(
+    x: np.ndarray, partition: Partition, max_rank: int, folds: np.ndarray | None, seed: int
+) -> Subspaces:
+    """Learn every present cell's centre and basis, (once more without each of the `folds`)."""
+    num_groups = 1 if folds is None else 2 + int(folds.max())
+    num_nodes, num_features = len(partition.cells), x.shape[1]
+    centres = np.zeros((num_groups, num_nodes, num_features), dtype=x.dtype)
+    bases = np.zeros((num_groups, num_nodes, num_features, max_rank), dtype=x.dtype)
+    ranks = np.zeros(num_nodes, dtype=np.int32)
+    for node, rows in enumerate(partition.cells):
+        if rows is None:
+            continue
+        kept = _rows_without_folds(rows, folds, num_groups)
+        ranks[node] = min(max_rank, num_features, min(k.sum() for k in kept) - 1)
+        if ranks[node] < 1 or min(k.sum() for k in kept) < 2:
+            # Some fold holds (almost) the whole cell: that fold's dictionary has nothing to learn from here.
+            ranks[node] = 0
+            centres[:, node] = _centres_with_fallback(x[rows], kept)
+            continue
+        learned = _cell_subspaces(x[rows], kept, int(ranks[node]), seed + node)
+        for group, (centre, basis) in enumerate(learned):
+            centres[group, node] = centre
+            bases[group, node, :, : basis.shape[1]] = basis
+    return Subspaces(centres, bases, ranks)
+
+
+def _rows_without_folds(rows: np.ndarray, folds: np.ndarray | None, num_groups: int) -> list[np.ndarray]:
+    everything = [np.ones(rows.size, dtype=bool)]
+    return everything if folds is None else everything + [folds[rows] != f for f in range(num_groups - 1)]
+
+
+def _centres_with_fallback(cell: np.ndarray, kept: list[np.ndarray]) -> np.ndarray:
+    return np.stack([cell[mask].mean(axis=0) if mask.any() else cell.mean(axis=0) for mask in kept])
+
+
+def _cell_subspaces(
+    cell: np.ndarray, kept: list[np.ndarray], rank: int, seed: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(centre, basis) of the cell's rows under each mask; a basis may have fewer than `rank` columns."""
+    rows, features = cell.shape
+    if min(rows, features) > EXACT_MAX_SIDE:
+        return [_randomised(cell[mask], rank, seed) for mask in kept]
+    return _by_moments(cell, kept, rank) if features <= rows else _by_gram(cell, kept, rank)
+
+
+def _randomised(cell: np.ndarray, rank: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    centre = cell.mean(axis=0, dtype=np.float64)
+    centred = cell - centre.astype(cell.dtype)
+    _, singular, right = randomized_svd(centred, rank, n_iter=4, random_state=seed)
+    return centre, right[singular > _rank_tolerance(singular[0], cell)].T
+
+
+def _by_moments(
+    cell: np.ndarray, kept: list[np.ndarray], rank: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Eigenvectors of the second-moment matrix; a fold's is the whole one less the fold's own."""
+    origin = cell.mean(axis=0, dtype=np.float64)
+    total_sum, total = _moments(cell, origin)
+    result = []
+    for mask in kept:
+        count = int(mask.sum())
+        out_sum, out = _moments(cell[~mask], origin)
+        mean = (total_sum - out_sum) / count
+        scatter = total - out - count * np.outer(mean, mean)
+        values, vectors = _leading_eigenpairs(scatter, rank)
+        useful = values > _rank_tolerance(np.sqrt(max(values[0], 0.0)), cell) ** 2
+        result.append((origin + mean, vectors[:, useful]))
+    return result
+
+
+def _moments(rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sum and second moment about `origin` in float64, by blocks so that no float64 copy of the rows is made."""
+    features = origin.size
+    first, second = np.zeros(features), np.zeros((features, features))
+    for start in range(0, rows.shape[0], 4096):
+        block = rows[start : start + 4096] - origin
+        first += block.sum(axis=0)
+        second += block.T @ block
+    return first, second
+
+
+def _by_gram(cell: np.ndarray, kept: list[np.ndarray], rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Eigenvectors of the inner products of the rows, taken once for all folds."""
+    origin = cell.mean(axis=0, dtype=np.float64)
+    centred = cell - origin
+    gram = centred @ centred.T
+    result = []
+    for mask in kept:
+        inner = gram[np.ix_(mask, mask)]
+        row_mean = inner.mean(axis=0)
+        values, vectors = _leading_eigenpairs(inner - row_mean - row_mean[:, None] + row_mean.mean(), rank)
+        singular = np.sqrt(np.maximum(values, 0.0))
+        useful = singular > _rank_tolerance(singular[0], cell)
+        mean = centred[mask].mean(axis=0)
+        basis = (centred[mask].T @ vectors[:, useful] - np.outer(mean, vectors[:, useful].sum(axis=0))) / singular[useful]
+        # Small singular values lose orthogonality through the square: one QR restores it to rounding.
+        result.append((origin + mean, linalg.qr(basis, mode="economic")[0] if useful.any() else basis))
+    return result
+
+
+def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """The largest eigenvalues, descending, and their vectors as columns."""
+    size = matrix.shape[0]
+    if 2 * rank < size:
+        values, vectors = linalg.eigh(matrix, subset_by_index=(size - rank, size - 1), check_finite=False)
+    else:
+        values, vectors = linalg.eigh(matrix, check_finite=False)
+    return values[::-1][:rank], vectors[:, ::-1][:, :rank]
+
+
+def _rank_tolerance(largest: float, cell: np.ndarray) -> float:
+    """Singular values at or below this are rounding: the data's own, and that of the squared matrix."""
+    own = np.finfo(cell.dtype).eps * float(np.abs(cell).max()) * np.sqrt(cell.size)
+    return max(largest * np.sqrt(np.finfo(np.float64).eps * max(cell.shape)), own)

@@ -1,0 +1,48 @@
+"""Where NumPy's stage one becomes JAX's stage two: the frozen dictionary."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax._typing import Array, Bool, Float, Int
+from geode_jax.build.partition import Partition
+from geode_jax.build.subspace import Subspaces
+from geode_jax.tree import Tree, tree_from_mask
+
+
+class Dictionary(eqx.Module):
+    """Centre and orthonormal basis of every node, in model coordinates. Absent nodes hold zeros.
+
+    Columns of a basis beyond the node's rank are zero. A forest is the same class with a leading axis F on every
+    array, and so is a set of dictionaries that each left a fold out.
+    """
+
+    tree: Tree
+    centres: Float[Array, "*batch K D"]
+    bases: Float[Array, "*batch K D d"]
+    ranks: Int[Array, "*batch K"]
+
+    @property
+    def num_features(self) -> int:
+        """D."""
+        return self.centres.shape[-1]
+
+    @property
+    def max_rank(self) -> int:
+        """d."""
+        return self.bases.shape[-1]
+
+    @property
+    def is_available(self) -> Bool[Array, "*batch K d"]:
+        """Directions that the data support."""
+        return jnp.arange(self.max_rank) < self.ranks[..., None]
+
+
+def freeze(partition: Partition, subspaces: Subspaces, group: int | slice) -> Dictionary:
+    """Dictionary of one group of `subspaces`, or a batch of them over a slice."""
+    return Dictionary(
+        tree=tree_from_mask(np.asarray(partition.is_present)),
+        centres=jnp.asarray(subspaces.centres[group]),
+        bases=jnp.asarray(subspaces.bases[group]),
+        ranks=jnp.asarray(subspaces.ranks),
+    )

@@ -1,0 +1,40 @@
+"""Membership of the rows (paper step 1): z given everything else."""
+
+import jax
+import jax.numpy as jnp
+
+from geode_jax._typing import Array, Float, Int, KeyArray
+from geode_jax.state import State, log_normal_constants
+from geode_jax.statistics import HIGHEST, Statistics
+from geode_jax.tree import Tree
+
+
+def node_scores(state: State, statistics: Statistics, tree: Tree, num_features: int) -> Float[Array, "K n"]:
+    """``log pi_k + log N(x_i | k)``; -inf at absent nodes."""
+    neg_log_u = state.neg_log_u
+    constants = log_normal_constants(neg_log_u, state.log_sigma2, tree, num_features)
+    constants = constants + tree.log_weights(state.logit_stop, state.logit_right)
+    along = jnp.einsum("knd,kd->kn", statistics.squared, jnp.exp(-neg_log_u), precision=HIGHEST)
+    half_precision = 0.5 * jnp.exp(-state.log_sigma2)[tree.scale]
+    return constants[:, None] - half_precision[:, None] * (statistics.residual + along)
+
+
+def draw(
+    key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: int
+) -> Int[Array, "n"]:
+    """New memberships: one uniform per row and the inverse CDF over the nodes."""
+    scores = node_scores(state, statistics, tree, num_features)
+    cumulative = jnp.cumsum(jnp.exp(scores - scores.max(axis=0)), axis=0)
+    level = jax.random.uniform(key, scores.shape[1:], scores.dtype) * cumulative[-1]
+    # The number of nodes at or below the level is the index of the first above it; an absent node adds nothing to the
+    # sum, so it is never the first above. The bound is for a level that rounds up to the total.
+    last = tree.num_nodes - 1 - jnp.argmax(tree.is_present[::-1])
+    return jnp.minimum(jnp.sum(cumulative <= level, axis=0), last).astype(jnp.int32)
+
+
+def log_conditional(
+    state: State, statistics: Statistics, tree: Tree, num_features: int
+) -> Float[Array, ""]:
+    """Log probability of the memberships given the rest, summed over rows."""
+    log_probability = jax.nn.log_softmax(node_scores(state, statistics, tree, num_features), axis=0)
+    return jnp.sum(log_probability[state.node, jnp.arange(state.node.shape[0])])

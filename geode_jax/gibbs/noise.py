@@ -1,0 +1,39 @@
+"""Noise variance of every scale: sigma2 given memberships and u."""
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import gammaln
+
+from geode_jax._typing import Array, Float, KeyArray
+from geode_jax.settings import Prior
+from geode_jax.state import NodeSums, State
+from geode_jax.tree import Tree
+
+
+def _gamma_parameters(
+    state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: int
+) -> tuple[Array, Array]:
+    """``a + D n_s / 2`` and ``b + 1/2 sum over the scale of (E + sum u Z2)``."""
+    quadratic = sums.residual + jnp.sum(jnp.exp(-state.neg_log_u) * sums.squared, axis=-1)
+    count = tree.sum_over_scales(sums.count)
+    return (
+        prior.noise_shape + 0.5 * num_features * count,
+        prior.noise_rate + 0.5 * tree.sum_over_scales(quadratic),
+    )
+
+
+def draw(
+    key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: int
+) -> Float[Array, "S"]:
+    """New log sigma2."""
+    shape, rate = _gamma_parameters(state, sums, tree, prior, num_features)
+    return jnp.log(rate) - jax.random.loggamma(key, shape, dtype=shape.dtype)
+
+
+def log_conditional(
+    state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: int
+) -> Float[Array, "S"]:
+    """Log density of each 1/sigma2 given the rest."""
+    shape, rate = _gamma_parameters(state, sums, tree, prior, num_features)
+    log_precision = -state.log_sigma2
+    return shape * jnp.log(rate) - gammaln(shape) + (shape - 1) * log_precision - rate * jnp.exp(log_precision)

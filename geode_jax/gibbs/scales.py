@@ -1,0 +1,41 @@
+"""Signal to noise along each direction (paper step 3): u given memberships, tau and sigma."""
+
+import jax.numpy as jnp
+
+from geode_jax._typing import Array, Float, KeyArray
+from geode_jax.math.truncated import log_truncated_gamma
+from geode_jax.settings import ExactShrinkage, PublishedShrinkage
+from geode_jax.state import NodeSums, State
+from geode_jax.tree import Tree
+
+
+def _gamma_parameters(
+    state: State, sums: NodeSums, tree: Tree, shrinkage: ExactShrinkage | PublishedShrinkage
+) -> tuple[Array, Array]:
+    """(log shape, rate): ``delta + 1 + n/2`` and ``1 + sum Z2 / (2 sigma2)``; the paper prints ``delta + n/2``."""
+    half_count = 0.5 * sums.count[:, None]
+    added = half_count + 1.0 if isinstance(shrinkage, ExactShrinkage) else half_count
+    log_added = jnp.log(jnp.maximum(added, jnp.finfo(added.dtype).tiny))
+    half_precision = 0.5 * jnp.exp(-state.log_sigma2)[tree.scale]
+    return jnp.logaddexp(state.log_delta, log_added), 1.0 + half_precision[:, None] * sums.squared
+
+
+def draw(
+    key: KeyArray,
+    state: State,
+    sums: NodeSums,
+    tree: Tree,
+    shrinkage: ExactShrinkage | PublishedShrinkage,
+) -> Float[Array, "K d"]:
+    """New log(-log u); removed directions keep theirs."""
+    log_shape, rate = _gamma_parameters(state, sums, tree, shrinkage)
+    return jnp.where(state.is_active, log_truncated_gamma(key, log_shape, rate), state.log_neg_log_u)
+
+
+def log_conditional(state: State, sums: NodeSums, tree: Tree) -> Float[Array, "K d"]:
+    """Log density of each u given the rest, up to its normaliser; 0 at removed directions."""
+    log_shape, rate = _gamma_parameters(state, sums, tree, ExactShrinkage())
+    # (shape - 1) log u - rate u, with shape - 1 applied on the log scale
+    neg_log_u = jnp.exp(state.log_neg_log_u)
+    density = -jnp.exp(log_shape + state.log_neg_log_u) + neg_log_u - rate * jnp.exp(-neg_log_u)
+    return jnp.where(state.is_active, density, 0.0)

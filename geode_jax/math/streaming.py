@@ -1,0 +1,42 @@
+"""Rows in fixed-size blocks: bounded memory, one compiled shape, results that do not depend on the other rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MEMORY_BUDGET = 256 * 2**20
+LARGEST_BLOCK = 1024
+
+
+def block_size(bytes_per_row: float, budget: float = MEMORY_BUDGET) -> int:
+    """Largest power of two of rows that fits the memory budget, between 1 and 1024."""
+    fitting = max(1.0, budget / max(bytes_per_row, 1.0))
+    return int(min(LARGEST_BLOCK, 2 ** int(np.log2(fitting))))
+
+
+def map_row_blocks(
+    function: Callable[..., Any],
+    rows: np.ndarray,
+    *more: np.ndarray,
+    bytes_per_row: float,
+    on_block: Callable[[int, int], None] | None = None,
+) -> Any:
+    """Apply `function` to blocks of rows (of `rows` and `more` alike) and concatenate along the first axis.
+
+    The last block is padded with copies of the last row and cut back, so that every call has the same shape and a
+    row's result is bitwise the same whatever rows stand beside it.
+    """
+    n = rows.shape[0]
+    size = block_size(bytes_per_row)
+    results = []
+    for start in range(0, n, size):
+        index = np.minimum(np.arange(start, start + size), n - 1)
+        out = function(*(jnp.asarray(array[index]) for array in (rows, *more)))
+        count = min(size, n - start)
+        results.append(jax.tree.map(lambda leaf, c=count: np.asarray(leaf)[:c], out))
+        if on_block is not None:
+            on_block(min(start + size, n), n)
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)

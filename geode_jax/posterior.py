@@ -1,0 +1,220 @@
+"""What a fit leaves behind: dictionaries, draws, and how to go from the data's units to the model's and back."""
+
+import dataclasses
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax import settings as _settings
+from geode_jax._typing import Array, Float, precision_of
+from geode_jax.build.standardise import Frame
+from geode_jax.dictionary import Dictionary
+from geode_jax.gibbs.run import Adaptation, Draw
+from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
+from geode_jax.tree import Tree
+
+_FORMAT = "geode_jax posterior"
+_FORMAT_VERSION = 1
+
+
+class Posterior(eqx.Module):
+    """Draws from the posterior of a GEODE forest, with the dictionaries they refer to.
+
+    Made by :func:`geode_jax.fit`. Arrays of `draws` have axes (trees F, chains C, draws T, ...); `dictionary` has a
+    leading axis F. Everything is in model coordinates ``x = (y - shift) / scale``, with `shift` and `scale` of shape
+    (D,) in float64.
+    """
+
+    dictionary: Dictionary
+    draws: Draw
+    adaptation: Adaptation
+    shift: np.ndarray
+    scale: np.ndarray
+    dictionary_settings: DictionarySettings = eqx.field(static=True)
+    prior: Prior = eqx.field(static=True)
+    sampler_settings: SamplerSettings = eqx.field(static=True)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """float32 or float64."""
+        return np.dtype(self.dictionary.centres.dtype)
+
+    @property
+    def num_features(self) -> int:
+        """D."""
+        return self.dictionary.num_features
+
+    @property
+    def num_trees(self) -> int:
+        """F."""
+        return self.draws.log_joint.shape[0]
+
+    @property
+    def num_chains(self) -> int:
+        """C, per tree."""
+        return self.draws.log_joint.shape[1]
+
+    @property
+    def num_draws(self) -> int:
+        """T, per chain."""
+        return self.draws.log_joint.shape[2]
+
+    @property
+    def frame(self) -> Frame:
+        """Coordinates of the model."""
+        return Frame(self.shift, self.scale)
+
+    @property
+    def log_jacobian(self) -> float:
+        """What to add to a log density of x to get that of y."""
+        return -float(np.log(self.scale).sum())
+
+    def thin(self, num_draws: int | None) -> Draw:
+        """At most `num_draws` draws per tree, evenly spaced over each chain, with axes (F, T', ...)."""
+        per_chain = self.num_draws
+        if num_draws is not None:
+            per_chain = min(per_chain, max(1, -(-num_draws // self.num_chains)))
+        index = np.unique(np.linspace(0, self.num_draws - 1, per_chain).round().astype(int))
+        return jax.tree.map(lambda leaf: leaf[:, :, index].reshape(leaf.shape[0], -1, *leaf.shape[3:]), self.draws)
+
+    @property
+    def sigma(self) -> Float[np.ndarray, "F C T S"]:
+        """Noise standard deviation by scale, in the data's units (times the feature's relative noise scale)."""
+        unit = np.exp(np.mean(np.log(self.scale)))
+        return unit * np.exp(0.5 * np.asarray(self.draws.log_sigma2, dtype=np.float64))
+
+    @property
+    def scale_weights(self) -> Float[np.ndarray, "F C T S"]:
+        """Total weight of the nodes at each scale."""
+        weights = np.exp(np.asarray(self.draws.log_weights, dtype=np.float64))
+        starts = 2 ** np.arange(self.dictionary.tree.num_scales) - 1
+        return np.add.reduceat(weights, starts, axis=-1)
+
+    @property
+    def inclusion_probabilities(self) -> Float[np.ndarray, "d"]:
+        """Probability that direction m is in use, averaged over rows through their nodes and over adaptation steps.
+
+        The paper's last formula; tallied over the second half of warm-up. Without adaptation steps there, over the
+        kept draws.
+        """
+        steps = float(np.sum(self.adaptation.steps))
+        if steps > 0:
+            return np.asarray(self.adaptation.included, np.float64).sum(axis=(0, 1)) / steps
+        share = np.asarray(self.draws.count, np.float64)
+        share = share / share.sum(axis=-1, keepdims=True)
+        return np.einsum("fctk,fctkm->fctm", share, np.asarray(self.draws.is_active, np.float64)).mean(axis=(0, 1, 2))
+
+    @property
+    def intrinsic_dimension_probabilities(self) -> Float[np.ndarray, "d1"]:
+        """Posterior of the intrinsic dimension p = 0..d of a row: how many directions its node uses.
+
+        Averaged over rows, trees, chains and adaptation steps, as the inclusion probabilities are.
+        """
+        steps = float(np.sum(self.adaptation.steps))
+        if steps > 0:
+            return np.asarray(self.adaptation.dimension, np.float64).sum(axis=(0, 1)) / steps
+        share = np.asarray(self.draws.count, np.float64)
+        share = share / share.sum()
+        sizes = np.asarray(self.draws.is_active).sum(axis=-1)
+        return np.bincount(sizes.ravel(), weights=share.ravel(), minlength=self.dictionary.max_rank + 1)
+
+    @property
+    def intrinsic_dimension(self) -> int:
+        """Posterior mode of the intrinsic dimension."""
+        return int(np.argmax(self.intrinsic_dimension_probabilities))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to one ``.npz`` file, without pickle; the file appears whole or not at all."""
+        arrays, _ = eqx.partition(self, eqx.is_array)
+        named = {f"array{i}": np.ascontiguousarray(a) for i, a in enumerate(jax.tree.leaves(arrays))}
+        header = {
+            "format": _FORMAT,
+            "version": _FORMAT_VERSION,
+            "depth": self.dictionary.tree.depth,
+            "dictionary_settings": _encode(self.dictionary_settings),
+            "prior": _encode(self.prior),
+            "sampler_settings": _encode(self.sampler_settings),
+        }
+        target = Path(path)
+        partial = target.with_name(target.name + ".part")
+        with open(partial, "wb") as file:
+            np.savez(file, header=np.array(json.dumps(header)), **named)
+        os.replace(partial, target)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Posterior":
+        """Read a file written by :meth:`save`. Raises ValueError where it is not one, or is damaged."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                header = json.loads(str(file["header"]))
+                arrays = [file[f"array{i}"] for i in range(len(file.files) - 1)]
+            if header.get("format") != _FORMAT:
+                raise ValueError("the header names another format")
+            if header["version"] > _FORMAT_VERSION:
+                raise ValueError(f"version {header['version']} is newer than this package's {_FORMAT_VERSION}")
+            return _rebuild(header, arrays)
+        except (ValueError, KeyError, TypeError, EOFError, AttributeError, IndexError, zipfile.BadZipFile) as error:
+            raise ValueError(f"path: expected a file written by Posterior.save, got {path!s}: {error}") from error
+
+
+def _encode(value: Any) -> Any:
+    """A settings object as nested dictionaries that name their class."""
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {"class": type(value).__name__, **fields}
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kinds = {name: kind for name, kind in vars(_settings).items() if dataclasses.is_dataclass(kind)}
+    return kinds[value["class"]](**{key: _decode(item) for key, item in value.items() if key != "class"})
+
+
+def _rebuild(header: dict[str, Any], arrays: list[np.ndarray]) -> Posterior:
+    """Fill a template of the right structure; its leaves only count and order the arrays."""
+    template = Posterior(
+        dictionary=Dictionary(Tree(0, 0, int(header["depth"])), 0, 0, 0),  # type: ignore[arg-type]
+        draws=Draw(*(0,) * len(dataclasses.fields(Draw))),  # type: ignore[arg-type]
+        adaptation=Adaptation(*(0,) * len(dataclasses.fields(Adaptation))),  # type: ignore[arg-type]
+        shift=0,  # type: ignore[arg-type]
+        scale=0,  # type: ignore[arg-type]
+        dictionary_settings=_decode(header["dictionary_settings"]),
+        prior=_decode(header["prior"]),
+        sampler_settings=_decode(header["sampler_settings"]),
+    )
+    structure = jax.tree.structure(template)
+    if structure.num_leaves != len(arrays):
+        raise ValueError(f"expected {structure.num_leaves} arrays, got {len(arrays)}")
+    loaded: Posterior = jax.tree.unflatten(structure, arrays)
+    _check_shapes(loaded)
+    with precision_of(loaded.dictionary.centres.dtype):
+        return eqx.tree_at(lambda it: it.dictionary, loaded, jax.tree.map(jnp.asarray, loaded.dictionary))
+
+
+def _check_shapes(posterior: Posterior) -> None:
+    dictionary, draws = posterior.dictionary, posterior.draws
+    trees, nodes, features, rank = dictionary.bases.shape
+    _, chains, length = draws.log_joint.shape
+    lead = (trees, chains, length)
+    expected: list[tuple[Array | np.ndarray, tuple[int, ...]]] = [
+        (dictionary.centres, (trees, nodes, features)),
+        (dictionary.ranks, (trees, nodes)),
+        (dictionary.tree.is_present, (trees, 2 ** (dictionary.tree.depth + 1) - 1)),
+        (draws.neg_log_u, (*lead, nodes, rank)),
+        (draws.log_weights, (*lead, nodes)),
+        (draws.log_sigma2, (*lead, dictionary.tree.num_scales)),
+        (posterior.shift, (features,)),
+        (posterior.scale, (features,)),
+    ]
+    for array, shape in expected:
+        if array.shape != shape:
+            raise ValueError(f"an array has shape {array.shape} where {shape} belongs")

@@ -1,0 +1,144 @@
+"""Options of a fit as small frozen classes, validated when they are made."""
+
+import dataclasses
+
+from geode_jax._checks import check_instance, check_integer, check_number
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossFit:
+    """Statistics of a row come from a dictionary that never saw the row.
+
+    Rows get one fold each, the same for every node; the dictionary is learned once more without each fold.
+    """
+
+    num_folds: int = 5
+
+    def __post_init__(self) -> None:
+        check_integer(self.num_folds, "num_folds", 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureNoise:
+    """A noise scale per feature: the noise covariance is ``sigma2 * diag(scale**2)`` instead of ``sigma2 * I``.
+
+    The scales are root-mean-square cross-fitted residuals off the local subspaces, iterated `num_rounds` times, at
+    least `floor` times their mean (which is what a constant or nearly constant feature gets), with geometric mean 1.
+    """
+
+    num_rounds: int = 3
+    num_folds: int = 5
+    floor: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_integer(self.num_rounds, "num_rounds", 1)
+        check_integer(self.num_folds, "num_folds", 2)
+        check_number(self.floor, "floor", above=0.0, below=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DictionarySettings:
+    """How stage one learns the trees and their dictionaries. None means: chosen from the data's shape.
+
+    `max_rank`: directions per node. `depth`: scales below the root. `num_trees`: trees that are averaged.
+    `num_neighbors`: neighbours per row in the graph. `min_cell_size`: rows below which a cell is not split off.
+    `cross_fit`: None gives the paper's in-sample statistics. `feature_noise`: None gives the paper's isotropic noise.
+    """
+
+    max_rank: int | None = None
+    depth: int | None = None
+    num_trees: int = 1
+    num_neighbors: int | None = None
+    min_cell_size: int | None = None
+    cross_fit: CrossFit | None = CrossFit()
+    feature_noise: FeatureNoise | None = FeatureNoise()
+
+    def __post_init__(self) -> None:
+        check_integer(self.num_trees, "num_trees", 1)
+        for name, minimum in (("max_rank", 1), ("depth", 0), ("num_neighbors", 1), ("min_cell_size", 2)):
+            value = getattr(self, name)
+            if value is not None:
+                check_integer(value, name, minimum)
+        check_instance(self.cross_fit, "cross_fit", (CrossFit, None))
+        check_instance(self.feature_noise, "feature_noise", (FeatureNoise, None))
+
+    @classmethod
+    def published(cls, max_rank: int = 20, depth: int | None = None) -> "DictionarySettings":
+        """Stage one as in the paper: one tree, in-sample statistics, isotropic noise."""
+        return cls(max_rank=max_rank, depth=depth, cross_fit=None, feature_noise=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prior:
+    """Hyperparameters of the model (design of the paper's section 2).
+
+    `tau_rate`: a in ``tau ~ Exp(a)`` on [1, inf). `noise_shape`, `noise_rate`: ``1/sigma2 ~ Gamma`` in units of the
+    data's root-mean-square deviation. `stop_concentration`: a_S in ``S ~ Beta(1, a_S)``. `right_concentration`: b_R in
+    ``R ~ Beta(b_R, b_R)``.
+    """
+
+    tau_rate: float = 0.05
+    noise_shape: float = 0.5
+    noise_rate: float = 0.5
+    stop_concentration: float = 1.0
+    right_concentration: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_number(getattr(self, field.name), field.name, above=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactShrinkage:
+    """Draw u and tau from the exact conditionals of the stated joint."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedShrinkage:
+    """Draw u and tau by steps 3 and 4 as printed in the paper, for reproduction.
+
+    Step 3 has shape ``delta + n/2`` where the prior implies ``delta + 1 + n/2``; step 4 drops the other tau's and the
+    normaliser of the truncated gamma. The result is not a sampler of the stated joint.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class RankAdaptation:
+    """Removal and return of directions during warm-up (the paper's steps 6 and 7).
+
+    At sweep t a node adapts with probability ``exp(intercept + slope * t)``: directions whose variance is below
+    `tolerance` times the largest are removed; where none is, one removed direction returns.
+    """
+
+    tolerance: float = 1e-4
+    intercept: float = -1.0
+    slope: float = -0.005
+
+    def __post_init__(self) -> None:
+        check_number(self.tolerance, "tolerance", above=0.0, below=1.0)
+        for name in ("intercept", "slope"):
+            if not getattr(self, name) <= 0.0:
+                raise ValueError(f"{name}: expected a number of at most 0, got {getattr(self, name)!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerSettings:
+    """How stage two draws. Sweeps per chain: ``num_warmup + num_samples * thinning``.
+
+    `segment_length`: sweeps between two visits to the host, where draws leave the device and progress is shown.
+    """
+
+    num_warmup: int = 500
+    num_samples: int = 500
+    num_chains: int = 1
+    thinning: int = 1
+    shrinkage: ExactShrinkage | PublishedShrinkage = ExactShrinkage()
+    adaptation: RankAdaptation | None = RankAdaptation()
+    segment_length: int = 50
+
+    def __post_init__(self) -> None:
+        check_integer(self.num_warmup, "num_warmup", 0)
+        for name in ("num_samples", "num_chains", "thinning", "segment_length"):
+            check_integer(getattr(self, name), name, 1)
+        check_instance(self.shrinkage, "shrinkage", (ExactShrinkage, PublishedShrinkage))
+        check_instance(self.adaptation, "adaptation", (RankAdaptation, None))

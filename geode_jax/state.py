@@ -1,0 +1,76 @@
+"""The parameters of one chain, and the node sums of the rows through which they see the data."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from geode_jax._typing import Array, Bool, Float, Int
+from geode_jax.statistics import Statistics
+from geode_jax.tree import Tree
+
+
+class State(eqx.Module):
+    """Parameters of the model, each in the coordinates that keep its digits.
+
+    `node`: membership z. `logit_stop`, `logit_right`: of S and R; logit S is +inf at leaves and absent nodes.
+    `log_neg_log_u`: log(-log u); -log u = log(1 + alpha2 / sigma2) is of order 1/delta, below the range of float32
+    for later directions, while delta * -log u stays of order one. `tau_excess`: tau - 1. `is_active`: directions not
+    removed; a removed one has u = 1 and keeps its last values for its return. `log_ratio`: log of the share of the
+    node's largest variance that a direction had when it was removed.
+    """
+
+    node: Int[Array, "n"]
+    logit_stop: Float[Array, "K"]
+    logit_right: Float[Array, "K"]
+    log_neg_log_u: Float[Array, "K d"]
+    tau_excess: Float[Array, "K d"]
+    log_sigma2: Float[Array, "S"]
+    is_active: Bool[Array, "K d"]
+    log_ratio: Float[Array, "K d"]
+
+    @property
+    def neg_log_u(self) -> Float[Array, "K d"]:
+        """-log u, 0 at removed directions."""
+        return jnp.where(self.is_active, jnp.exp(self.log_neg_log_u), 0.0)
+
+    @property
+    def log_tau(self) -> Float[Array, "K d"]:
+        """Log tau, 0 at removed directions."""
+        return jnp.where(self.is_active, jnp.log1p(self.tau_excess), 0.0)
+
+    @property
+    def log_delta(self) -> Float[Array, "K d"]:
+        """Log of delta, the running product of the active tau's (paper section 2.3)."""
+        return jnp.cumsum(self.log_tau, axis=-1)
+
+
+class NodeSums(eqx.Module):
+    """Sums over the rows of each node: all that the blocks other than membership need."""
+
+    count: Float[Array, "K"]
+    residual: Float[Array, "K"]
+    squared: Float[Array, "K d"]
+
+
+def node_sums(statistics: Statistics, node: Int[Array, "n"]) -> NodeSums:
+    """Gather each row's statistics at its node and add them up; no one-hot products."""
+    num_nodes, num_rows = statistics.residual.shape
+    rows = jnp.arange(num_rows)
+
+    def total(values: Array) -> Array:
+        return jax.ops.segment_sum(values, node, num_nodes)
+
+    return NodeSums(
+        count=total(jnp.ones(num_rows, statistics.residual.dtype)),
+        residual=total(statistics.residual[node, rows]),
+        squared=total(statistics.squared[node, rows]),
+    )
+
+
+def log_normal_constants(
+    neg_log_u: Float[Array, "K d"], log_sigma2: Float[Array, "S"], tree: Tree, num_features: int
+) -> Float[Array, "K"]:
+    """``-D/2 log(2 pi sigma2) + 1/2 sum log u``: each node's log density at its own centre."""
+    log_sigma2_at_node = log_sigma2[tree.scale]
+    log_two_pi = jnp.log(2 * jnp.pi).astype(log_sigma2.dtype)
+    return -0.5 * (num_features * (log_two_pi + log_sigma2_at_node) + neg_log_u.sum(axis=-1))

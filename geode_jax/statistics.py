@@ -1,0 +1,70 @@
+"""What the sampler knows of a row: its squared distances to every node's subspace, and along it.
+
+    E_ik = || (I - Phi_k Phi_k') (x_i - mu_k) ||^2      Z2_ikm = ( Phi_k' (x_i - mu_k) )_m^2
+
+E is the norm of the residual itself, not a difference of norms, so that float32 loses nothing (design, section 1).
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geode_jax._typing import Array, Float, Int
+from geode_jax.dictionary import Dictionary
+
+HIGHEST = lax.Precision.HIGHEST  # a GPU would otherwise multiply float32 matrices with 10-bit mantissas
+
+
+class Statistics(eqx.Module):
+    """Sufficient statistics of n rows at K nodes, nodes first: the sweep contracts over the last axis."""
+
+    residual: Float[Array, "*batch K n"]
+    squared: Float[Array, "*batch K n d"]
+
+
+def project(
+    x: Float[Array, "n D"], centre: Float[Array, "D"], basis: Float[Array, "D d"]
+) -> tuple[Float[Array, "n"], Float[Array, "n d"]]:
+    """(E, Z) of rows at one node."""
+    centred = x - centre
+    coordinates = jnp.matmul(centred, basis, precision=HIGHEST)
+    residual = centred - jnp.matmul(coordinates, basis.T, precision=HIGHEST)
+    return jnp.sum(jnp.square(residual), axis=-1), coordinates
+
+
+@jax.jit
+def statistics_of(dictionary: Dictionary, x: Float[Array, "n D"]) -> Statistics:
+    """Statistics of rows in model coordinates, one node after the other to bound the memory."""
+
+    def at_node(node: tuple[Array, Array]) -> tuple[Array, Array]:
+        residual, coordinates = project(x, *node)
+        return residual, jnp.square(coordinates)
+
+    return Statistics(*lax.map(at_node, (dictionary.centres, dictionary.bases)))
+
+
+def cross_fitted_statistics(
+    centres: Float[Array, "G K D"],
+    bases: Float[Array, "G K D d"],
+    tree_dictionary: Dictionary,
+    x: Float[Array, "n D"],
+    rows_of_fold: list[Int[Array, "_"]],
+) -> Statistics:
+    """Statistics of every row from the dictionary that left its fold out; rows keep their order.
+
+    Folds are padded to one length, so that one compilation serves all.
+    """
+    longest = max(rows.size for rows in rows_of_fold)
+    num_nodes, max_rank = bases.shape[1], bases.shape[3]
+    residual = jnp.zeros((num_nodes, x.shape[0]), x.dtype)
+    squared = jnp.zeros((num_nodes, x.shape[0], max_rank), x.dtype)
+    for fold, rows in enumerate(rows_of_fold):
+        dictionary = eqx.tree_at(
+            lambda it: (it.centres, it.bases), tree_dictionary, (centres[fold], bases[fold])
+        )
+        padded = jnp.resize(rows, (longest,))  # repeats the fold's own rows: the same values are written twice
+        found = statistics_of(dictionary, x[padded])
+        residual = residual.at[:, padded].set(found.residual)
+        squared = squared.at[:, padded].set(found.squared)
+    return Statistics(residual, squared)

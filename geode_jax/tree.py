@@ -1,0 +1,85 @@
+"""The heap-ordered tree: subtree sums, stick-breaking weights, scales."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax._typing import Array, Bool, Float
+
+
+class Tree(eqx.Module):
+    """A complete binary tree of `depth` in heap order; nodes the data do not support are masked.
+
+    Node k has children ``2k + 1`` (left) and ``2k + 2`` (right) and stands at scale ``floor(log2(k + 1))``.
+    """
+
+    is_present: Bool[Array, "K"]
+    is_leaf: Bool[Array, "K"]
+    depth: int = eqx.field(static=True)
+
+    @property
+    def num_nodes(self) -> int:
+        """K, absent nodes included."""
+        return 2 ** (self.depth + 1) - 1
+
+    @property
+    def num_scales(self) -> int:
+        """Scales, the root's included."""
+        return self.depth + 1
+
+    @property
+    def scale(self) -> np.ndarray:
+        """Scale of each node, (K,); a NumPy array, constant under jit."""
+        return np.repeat(np.arange(self.depth + 1), 2 ** np.arange(self.depth + 1))
+
+    @property
+    def is_internal(self) -> Bool[Array, "K"]:
+        """Present nodes with children: the only ones with free S and R."""
+        return self.is_present & ~self.is_leaf
+
+    def sum_over_scales(self, values: Float[Array, "K"]) -> Float[Array, "S"]:
+        """Sum of a node quantity over the nodes of each scale."""
+        return jax.ops.segment_sum(values, self.scale, self.num_scales, indices_are_sorted=True)
+
+    def subtree_sum(self, values: Array) -> Array:
+        """Sum of a node quantity over each node's subtree, itself included, (K,)."""
+        levels = [values[2**s - 1 : 2 ** (s + 1) - 1] for s in range(self.num_scales)]
+        total = levels[-1]
+        totals = [total]
+        for level in reversed(levels[:-1]):
+            total = level + total.reshape(-1, 2).sum(axis=1)
+            totals.append(total)
+        return jnp.concatenate(totals[::-1])
+
+    def right_child(self, values: Array) -> Array:
+        """Value of a node quantity at each node's right child, 0 at the last scale, (K,)."""
+        return jnp.concatenate([values[2::2], jnp.zeros(2**self.depth, values.dtype)])
+
+    def log_weights(self, logit_stop: Float[Array, "K"], logit_right: Float[Array, "K"]) -> Float[Array, "K"]:
+        """Log of pi (paper eq. 3): stop at a node times the path down to it; -inf at absent nodes.
+
+        `logit_stop` is +inf at leaves and absent nodes, which stops every path there.
+        """
+        log_move = jax.nn.log_sigmoid(-logit_stop)
+        steps = jnp.stack([jax.nn.log_sigmoid(-logit_right), jax.nn.log_sigmoid(logit_right)], axis=1)
+        path = jnp.zeros(1, logit_stop.dtype)
+        paths = [path]
+        for s in range(self.depth):
+            level = slice(2**s - 1, 2 ** (s + 1) - 1)
+            path = ((path + log_move[level])[:, None] + steps[level]).reshape(-1)
+            paths.append(path)
+        log_path = jnp.concatenate(paths)
+        return jnp.where(self.is_present, log_path + jax.nn.log_sigmoid(logit_stop), -jnp.inf)
+
+
+def tree_from_mask(is_present: np.ndarray) -> Tree:
+    """Tree of the present nodes, (K,): a present node needs its parent, and both children or none."""
+    num_nodes = is_present.size
+    depth = int(np.log2(num_nodes + 1)) - 1
+    if 2 ** (depth + 1) - 1 != num_nodes or not is_present[0]:
+        raise ValueError(f"is_present: expected 2**(depth + 1) - 1 nodes with a root, got {num_nodes}")
+    children = np.concatenate([is_present[1:].reshape(-1, 2), np.zeros((2**depth, 2), bool)])
+    if (children[:, 0] != children[:, 1]).any() or (children[:, 0] & ~is_present).any():
+        raise ValueError("is_present: expected every present node to have a parent, and both children or none")
+    return Tree(jnp.asarray(is_present), jnp.asarray(is_present & ~children[:, 0]), depth)
