@@ -34,9 +34,7 @@ def check_integer(value: Any, name: str, minimum: int) -> int:
     return int(value)
 
 
-def check_number(
-    value: Any, name: str, *, above: float, below: float = np.inf, closed: bool = False
-) -> float:
+def check_number(value: Any, name: str, *, above: float, below: float = np.inf, closed: bool = False) -> float:
     """Return `value` as a float inside the open interval (`above`, `below`); `closed` admits `above`."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} of type {type(value).__name__}")

@@ -16,15 +16,15 @@ from jax.scipy.special import betaln, gammaln
 
 from geode_jax._typing import Array, Bool, Float, Int, KeyArray
 from geode_jax.dictionary import Dictionary
+from geode_jax.math.lowrank import HIGHEST
 from geode_jax.math.truncated import log_lower_gamma_at_one, log_truncated_gamma
 from geode_jax.settings import Prior
 from geode_jax.state import NodeSums, State, log_normal_constants
-from geode_jax.statistics import HIGHEST
 from geode_jax.tree import Tree
 
 
 def log_likelihood(state: State, sums: NodeSums, tree: Tree, num_features: int) -> Float[Array, ""]:
-    """log p(x | z, u, sigma2), through the node sums."""
+    """Log p(x | z, u, sigma2), through the node sums."""
     neg_log_u = state.neg_log_u
     quadratic = sums.residual + jnp.sum(jnp.exp(-neg_log_u) * sums.squared, axis=-1)
     constants = log_normal_constants(neg_log_u, state.log_sigma2, tree, num_features)
@@ -32,47 +32,45 @@ def log_likelihood(state: State, sums: NodeSums, tree: Tree, num_features: int) 
 
 
 def log_membership(state: State, sums: NodeSums, tree: Tree) -> Float[Array, ""]:
-    """log p(z | S, R)."""
+    """Log p(z | S, R)."""
     log_weights = tree.log_weights(state.logit_stop, state.logit_right)
     return jnp.sum(jnp.where(sums.count > 0, sums.count * log_weights, 0.0))
 
 
 def log_prior_weights(state: State, tree: Tree, prior: Prior) -> Float[Array, ""]:
-    """log p(S, R), over internal nodes."""
+    """Log p(S, R), over internal nodes."""
     a, b = prior.stop_concentration, prior.right_concentration
     log_stop = jnp.log(a) + (a - 1.0) * jax.nn.log_sigmoid(-state.logit_stop)
-    log_right = (b - 1.0) * (
-        jax.nn.log_sigmoid(state.logit_right) + jax.nn.log_sigmoid(-state.logit_right)
-    ) - betaln(b, b)
+    log_right = (b - 1.0) * (jax.nn.log_sigmoid(state.logit_right) + jax.nn.log_sigmoid(-state.logit_right)) - betaln(
+        b, b
+    )
     return jnp.sum(jnp.where(tree.is_internal, log_stop + log_right, 0.0))
 
 
 def log_prior_scales(state: State) -> Float[Array, ""]:
-    """log p(u | tau), over active directions; the normaliser depends on tau."""
+    """Log p(u | tau), over active directions; the normaliser depends on tau."""
     log_delta = state.log_delta
     log_u_density = (
-        -jnp.exp(log_delta + state.log_neg_log_u)
-        - jnp.exp(-state.neg_log_u)
-        - log_lower_gamma_at_one(log_delta)
+        -jnp.exp(log_delta + state.log_neg_log_u) - jnp.exp(-state.neg_log_u) - log_lower_gamma_at_one(log_delta)
     )
     return jnp.sum(jnp.where(state.is_active, log_u_density, 0.0))
 
 
 def log_prior_shrinkage(state: State, prior: Prior) -> Float[Array, ""]:
-    """log p(tau), over active directions."""
+    """Log p(tau), over active directions."""
     log_density = jnp.log(prior.tau_rate) - prior.tau_rate * state.tau_excess
     return jnp.sum(jnp.where(state.is_active, log_density, 0.0))
 
 
 def log_prior_noise(state: State, prior: Prior) -> Float[Array, ""]:
-    """log p(1/sigma2), over scales."""
+    """Log p(1/sigma2), over scales."""
     a, b = prior.noise_shape, prior.noise_rate
     log_precision = -state.log_sigma2
     return jnp.sum(a * jnp.log(b) - gammaln(a) + (a - 1.0) * log_precision - b * jnp.exp(log_precision))
 
 
 def log_joint(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: int) -> Float[Array, ""]:
-    """log p(x, z, S, R, u, tau, 1/sigma2) in model coordinates, up to nothing: every normaliser is included."""
+    """Log p(x, z, S, R, u, tau, 1/sigma2) in model coordinates, up to nothing: every normaliser is included."""
     return (
         log_likelihood(state, sums, tree, num_features)
         + log_membership(state, sums, tree)

@@ -160,7 +160,15 @@ class Posterior(eqx.Module):
             if header["version"] > _FORMAT_VERSION:
                 raise ValueError(f"version {header['version']} is newer than this package's {_FORMAT_VERSION}")
             return _rebuild(header, arrays)
-        except (ValueError, KeyError, TypeError, EOFError, AttributeError, IndexError, zipfile.BadZipFile) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            EOFError,
+            AttributeError,
+            IndexError,
+            zipfile.BadZipFile,
+        ) as error:
             raise ValueError(f"path: expected a file written by Posterior.save, got {path!s}: {error}") from error
 
 

@@ -47,7 +47,7 @@ class DictionarySettings:
 
     max_rank: int | None = None
     depth: int | None = None
-    num_trees: int = 1
+    num_trees: int = 4
     num_neighbors: int | None = None
     min_cell_size: int | None = None
     cross_fit: CrossFit | None = CrossFit()
@@ -65,7 +65,7 @@ class DictionarySettings:
     @classmethod
     def published(cls, max_rank: int = 20, depth: int | None = None) -> "DictionarySettings":
         """Stage one as in the paper: one tree, in-sample statistics, isotropic noise."""
-        return cls(max_rank=max_rank, depth=depth, cross_fit=None, feature_noise=None)
+        return cls(max_rank=max_rank, depth=depth, num_trees=1, cross_fit=None, feature_noise=None)
 
 
 @dataclasses.dataclass(frozen=True)

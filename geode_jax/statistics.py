@@ -12,8 +12,7 @@ from jax import lax
 
 from geode_jax._typing import Array, Float, Int
 from geode_jax.dictionary import Dictionary
-
-HIGHEST = lax.Precision.HIGHEST  # a GPU would otherwise multiply float32 matrices with 10-bit mantissas
+from geode_jax.math.lowrank import HIGHEST, Observed, observe
 
 
 class Statistics(eqx.Module):
@@ -60,11 +59,21 @@ def cross_fitted_statistics(
     residual = jnp.zeros((num_nodes, x.shape[0]), x.dtype)
     squared = jnp.zeros((num_nodes, x.shape[0], max_rank), x.dtype)
     for fold, rows in enumerate(rows_of_fold):
-        dictionary = eqx.tree_at(
-            lambda it: (it.centres, it.bases), tree_dictionary, (centres[fold], bases[fold])
-        )
+        dictionary = eqx.tree_at(lambda it: (it.centres, it.bases), tree_dictionary, (centres[fold], bases[fold]))
         padded = jnp.resize(rows, (longest,))  # repeats the fold's own rows: the same values are written twice
         found = statistics_of(dictionary, x[padded])
         residual = residual.at[:, padded].set(found.residual)
         squared = squared.at[:, padded].set(found.squared)
     return Statistics(residual, squared)
+
+
+def observed_statistics_of(
+    dictionary: Dictionary, x: Float[Array, "b D"], is_observed: Float[Array, "b D"]
+) -> Observed:
+    """Statistics of partial rows at every node, batch axes (b, K)."""
+
+    def at_node(node: tuple[Array, Array]) -> Observed:
+        return observe(x, is_observed, *node)
+
+    by_node = lax.map(at_node, (dictionary.centres, dictionary.bases))
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)

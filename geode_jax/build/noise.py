@@ -20,7 +20,11 @@ def learn_feature_scales(
 
     Residuals of every row off the local subspace of its own cell at a middle scale, learned without the row's fold.
     Each round divides the features by the scales found so far, learns the subspaces again, and corrects the scales.
+    The subspaces have at most a fifth of the features as directions: off a nearly full one the residual of a feature
+    says what is left of it, not how noisy it is (digits, D = 64: with 10 to 16 directions the held-out density does
+    not depend on `max_rank`; with 50 it falls by 30 nats).
     """
+    max_rank = min(max_rank, max(1, x.shape[1] // 5))
     rng = np.random.default_rng(seed)
     folds = assign_folds(x.shape[0], num_folds, rng)
     covering = partition.nodes_at((partition.depth + 1) // 2)
@@ -37,9 +41,7 @@ def learn_feature_scales(
     return scales
 
 
-def _residual_mean_square(
-    x: np.ndarray, cells: Partition, folds: np.ndarray, max_rank: int, seed: int
-) -> np.ndarray:
+def _residual_mean_square(x: np.ndarray, cells: Partition, folds: np.ndarray, max_rank: int, seed: int) -> np.ndarray:
     """Mean over the rows of the squared held-out residual, per feature."""
     subspaces = learn_subspaces(x, cells, max_rank, folds, seed)
     total = np.zeros(x.shape[1])

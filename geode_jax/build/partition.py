@@ -40,9 +40,7 @@ def default_depth(num_rows: int, min_cell_size: int) -> int:
     return int(np.clip(np.floor(np.log2(max(num_rows / min_cell_size, 1.0))), 0, 7))
 
 
-def partition_rows(
-    x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_size: int, seed: int
-) -> Partition:
+def partition_rows(x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_size: int, seed: int) -> Partition:
     """Split the rows of `x` (n, D) down to `depth`; a cell that cannot be split into two useful ones is a leaf."""
     cells: list[np.ndarray | None] = [None] * (2 ** (depth + 1) - 1)
     cells[0] = np.arange(x.shape[0])
@@ -56,9 +54,7 @@ def partition_rows(
     return Partition(depth, tuple(cells))
 
 
-def _split(
-    x: np.ndarray, graph: sparse.csr_array, rows: np.ndarray, min_cell_size: int, seed: int
-) -> np.ndarray:
+def _split(x: np.ndarray, graph: sparse.csr_array, rows: np.ndarray, min_cell_size: int, seed: int) -> np.ndarray:
     """Mask of the rows that go right, (rows.size,); all on one side where no split was found."""
     part = graph[rows][:, rows]
     num_components, component = csgraph.connected_components(part, directed=False)

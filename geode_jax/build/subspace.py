@@ -82,9 +82,7 @@ def _randomised(cell: np.ndarray, rank: int, seed: int) -> tuple[np.ndarray, np.
     return centre, right[singular > _rank_tolerance(singular[0], cell)].T
 
 
-def _by_moments(
-    cell: np.ndarray, kept: list[np.ndarray], rank: int
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def _by_moments(cell: np.ndarray, kept: list[np.ndarray], rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Eigenvectors of the second-moment matrix; a fold's is the whole one less the fold's own."""
     origin = cell.mean(axis=0, dtype=np.float64)
     total_sum, total = _moments(cell, origin)
@@ -124,7 +122,9 @@ def _by_gram(cell: np.ndarray, kept: list[np.ndarray], rank: int) -> list[tuple[
         singular = np.sqrt(np.maximum(values, 0.0))
         useful = singular > _rank_tolerance(singular[0], cell)
         mean = centred[mask].mean(axis=0)
-        basis = (centred[mask].T @ vectors[:, useful] - np.outer(mean, vectors[:, useful].sum(axis=0))) / singular[useful]
+        basis = (centred[mask].T @ vectors[:, useful] - np.outer(mean, vectors[:, useful].sum(axis=0))) / singular[
+            useful
+        ]
         # Small singular values lose orthogonality through the square: one QR restores it to rounding.
         result.append((origin + mean, linalg.qr(basis, mode="economic")[0] if useful.any() else basis))
     return result

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from geode_jax._typing import Array, Float, Int, KeyArray
+from geode_jax.math.lowrank import HIGHEST
 from geode_jax.state import State, log_normal_constants
-from geode_jax.statistics import HIGHEST, Statistics
+from geode_jax.statistics import Statistics
 from geode_jax.tree import Tree
 
 
@@ -19,9 +20,7 @@ def node_scores(state: State, statistics: Statistics, tree: Tree, num_features: 
     return constants[:, None] - half_precision[:, None] * (statistics.residual + along)
 
 
-def draw(
-    key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: int
-) -> Int[Array, "n"]:
+def draw(key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: int) -> Int[Array, "n"]:
     """New memberships: one uniform per row and the inverse CDF over the nodes."""
     scores = node_scores(state, statistics, tree, num_features)
     cumulative = jnp.cumsum(jnp.exp(scores - scores.max(axis=0)), axis=0)
@@ -32,9 +31,7 @@ def draw(
     return jnp.minimum(jnp.sum(cumulative <= level, axis=0), last).astype(jnp.int32)
 
 
-def log_conditional(
-    state: State, statistics: Statistics, tree: Tree, num_features: int
-) -> Float[Array, ""]:
+def log_conditional(state: State, statistics: Statistics, tree: Tree, num_features: int) -> Float[Array, ""]:
     """Log probability of the memberships given the rest, summed over rows."""
     log_probability = jax.nn.log_softmax(node_scores(state, statistics, tree, num_features), axis=0)
     return jnp.sum(log_probability[state.node, jnp.arange(state.node.shape[0])])

@@ -31,9 +31,7 @@ def draw_exact(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]
     return lax.fori_loop(0, max_rank, update, state.tau_excess)
 
 
-def _draw_one(
-    key: KeyArray, log_rest: Array, log_neg_log_u: Array, affected: Array, prior: Prior
-) -> Float[Array, "K"]:
+def _draw_one(key: KeyArray, log_rest: Array, log_neg_log_u: Array, affected: Array, prior: Prior) -> Float[Array, "K"]:
     """Draw x = tau - 1 where delta_j = exp(log_rest_j) tau for the affected j."""
     rate = prior.tau_rate + jnp.sum(
         jnp.where(affected, jnp.exp(jnp.minimum(log_rest + log_neg_log_u, 60.0)), 0.0), axis=-1

@@ -20,9 +20,7 @@ Potential = Callable[[Array], tuple[Array, Array]]
 _LARGEST_LOG_SHAPE = 69.0
 
 
-def sample_log_concave(
-    key: KeyArray, potential: Potential, lower: Array, points: tuple[Array, Array, Array]
-) -> Array:
+def sample_log_concave(key: KeyArray, potential: Potential, lower: Array, points: tuple[Array, Array, Array]) -> Array:
     """Draw x with density proportional to ``exp(-g(x))`` on [lower, inf), one per lane.
 
     `potential` returns g and its derivative, elementwise; g is convex. `points` are x1 <= x2 <= x3, at least `lower`,

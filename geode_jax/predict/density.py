@@ -8,9 +8,10 @@ from jax import lax
 from geode_jax._typing import Array, Float
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.run import Draw
+from geode_jax.math.lowrank import HIGHEST
 from geode_jax.math.streaming import map_row_blocks
-from geode_jax.statistics import HIGHEST, project
 from geode_jax.state import log_normal_constants
+from geode_jax.statistics import project
 
 
 @jax.jit

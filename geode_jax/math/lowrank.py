@@ -1,0 +1,118 @@
+"""A low-rank Gaussian seen through its observed coordinates, without cancellation and with d-sized work per draw.
+
+y ~ N(mu, sigma2 (Phi diag(s) Phi' + I)) with s = alpha2 / sigma2, observed at O. Let G = Phi_O'Phi_O, r = y_O - mu_O,
+and eta0 any fixed coordinates, e0 = r - Phi_O eta0. The coordinates given y_O are Gaussian,
+
+    eta | y_O ~ N( eta*, sigma2 V ),   V = (G + diag(1/s))^{-1} = a M^{-1} a,   M = I + a G a,   a = diag(sqrt(s)),
+
+and with v = eta0 - eta* the quadratic form is a sum of terms of its own size,
+
+    r'(Phi_O diag(s) Phi_O' + I)^{-1} r = ||e0||^2 + 2 v'Phi_O'e0 + v'G v + eta*' diag(1/s) eta*,
+
+where ``||r||^2 - C'(..)C`` (Woodbury as usually written) subtracts two large ones. The form is stationary at eta*, so
+the rounding of eta* enters squared. M has eigenvalues of at least 1: its Cholesky factor always exists.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from geode_jax._typing import Array, Float
+
+HIGHEST = lax.Precision.HIGHEST  # a GPU would otherwise multiply float32 matrices with 10-bit mantissas
+
+
+class Observed(NamedTuple):
+    """What a partially observed row shows of one component; leading axes are batch axes.
+
+    `gram`: G. `cross`: Phi_O'r. `start`: eta0. `remainder`: Phi_O'e0. `residual`: ||e0||^2. `count`: |O|.
+    """
+
+    gram: Float[Array, "*batch d d"]
+    cross: Float[Array, "*batch d"]
+    start: Float[Array, "*batch d"]
+    remainder: Float[Array, "*batch d"]
+    residual: Float[Array, "*batch"]
+    count: Float[Array, "*batch"]
+
+
+class Latent(NamedTuple):
+    """The coordinates along the basis given the observed part: mean eta*, Cholesky factor of M, and a."""
+
+    mean: Float[Array, "*batch d"]
+    factor: Float[Array, "*batch d d"]
+    amplitude: Float[Array, "*batch d"]
+
+
+def observe(
+    x: Float[Array, "b D"],
+    is_observed: Float[Array, "b D"],
+    centre: Float[Array, "D"],
+    basis: Float[Array, "D d"],
+) -> Observed:
+    """Reduce partial rows to d-sized statistics at one component.
+
+    `is_observed` holds ones and zeros; `x` is finite, with anything at missing entries.
+    """
+    rank = basis.shape[1]
+    ridge = 1e-5 if x.dtype == jnp.float32 else 1e-10
+    products = (basis[:, :, None] * basis[:, None, :]).reshape(basis.shape[0], -1)
+    gram = jnp.matmul(is_observed, products, precision=HIGHEST).reshape(-1, rank, rank)
+    centred = is_observed * (x - centre)
+    cross = jnp.matmul(centred, basis, precision=HIGHEST)
+    factor = jnp.linalg.cholesky(gram + ridge * jnp.eye(rank, dtype=x.dtype))
+    start = solve_factored(factor, cross)
+    error = centred - is_observed * jnp.matmul(start, basis.T, precision=HIGHEST)
+    return Observed(
+        gram=gram,
+        cross=cross,
+        start=start,
+        remainder=jnp.matmul(error, basis, precision=HIGHEST),
+        residual=jnp.sum(jnp.square(error), axis=-1),
+        count=is_observed.sum(axis=-1),
+    )
+
+
+def solve_factored(factor: Float[Array, "*batch d d"], right: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+    """Solve ``L L' x = right``."""
+    half = lax.linalg.triangular_solve(factor, right[..., None], left_side=True, lower=True)
+    return lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)[..., 0]
+
+
+def latent_given(observed: Observed, neg_log_u: Float[Array, "*batch d"]) -> Latent:
+    """Distribution of the coordinates given the observed part; s = expm1(-log u)."""
+    amplitude = jnp.sqrt(jnp.expm1(neg_log_u))
+    rank = amplitude.shape[-1]
+    system = jnp.eye(rank, dtype=amplitude.dtype) + (amplitude[..., :, None] * observed.gram * amplitude[..., None, :])
+    factor = jnp.linalg.cholesky(system)
+    return Latent(amplitude * solve_factored(factor, amplitude * observed.cross), factor, amplitude)
+
+
+def log_marginal(
+    observed: Observed,
+    latent: Latent,
+    neg_log_u: Float[Array, "*batch d"],
+    log_sigma2: Float[Array, "*batch"],
+) -> Float[Array, "*batch"]:
+    """Log N(y_O) (the paper's A2, with the squared norm)."""
+    off = observed.start - latent.mean
+    # eta' diag(1/s) eta, with eta = 0 where s = 0
+    snr = jnp.expm1(neg_log_u)
+    prior_term = jnp.sum(jnp.where(snr > 0, jnp.square(latent.mean) / jnp.where(snr > 0, snr, 1.0), 0.0), axis=-1)
+    bend = jnp.einsum("...i,...ij,...j->...", off, observed.gram, off, precision=HIGHEST)
+    quadratic = observed.residual + 2.0 * jnp.sum(off * observed.remainder, axis=-1) + bend + prior_term
+    log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(latent.factor, axis1=-2, axis2=-1)), axis=-1)
+    log_two_pi = jnp.log(2 * jnp.pi).astype(log_sigma2.dtype)
+    return -0.5 * (observed.count * (log_two_pi + log_sigma2) + log_det + jnp.exp(-log_sigma2) * quadratic)
+
+
+def latent_covariance(latent: Latent) -> Float[Array, "*batch d d"]:
+    """V, the covariance of the coordinates in units of sigma2."""
+    rank = latent.amplitude.shape[-1]
+    scaled = (
+        jnp.broadcast_to(jnp.eye(rank, dtype=latent.factor.dtype), latent.factor.shape)
+        * (latent.amplitude[..., None, :])
+    )
+    half = lax.linalg.triangular_solve(latent.factor, scaled, left_side=True, lower=True)
+    return jnp.einsum("...ki,...kj->...ij", half, half, precision=HIGHEST)

@@ -1,0 +1,216 @@
+"""The posterior predictive distribution in the data's units: densities, samples, and what is missing."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax._checks import check_data, check_instance, check_integer, check_key, check_number
+from geode_jax._typing import ArrayLike, Float, KeyArray, precision_of
+from geode_jax.build.standardise import to_model
+from geode_jax.gibbs.run import Draw
+from geode_jax.math.streaming import map_row_blocks
+from geode_jax.posterior import Posterior
+from geode_jax.predict.density import log_density_complete
+from geode_jax.predict.draw import sample_rows
+from geode_jax.predict.impute import conditional_draws, conditional_summary
+from geode_jax.predict.partial import bytes_per_row, log_density_partial
+
+# Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density is far below
+# its posterior spread. Every draw of a partial row costs a Cholesky factor per candidate node.
+DENSITY_DRAWS = 200
+PARTIAL_DRAWS = 32
+CANDIDATES = 8
+
+
+class Imputation(NamedTuple):
+    """Completed rows and, per entry, a central posterior predictive interval; (n, D) each.
+
+    At observed entries all three are the observed value.
+    """
+
+    filled: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def log_density(
+    posterior: Posterior,
+    X: ArrayLike,
+    *,
+    num_draws: int | None = None,
+    num_candidates: int | None = None,
+) -> Float[np.ndarray, "n"]:
+    """Log posterior predictive density of rows, in nats and the data's units; (n, D) to (n,).
+
+    Averaged over draws and trees (on the density scale, by log-sum-exp). A row with NaN gets the marginal log density
+    of its observed entries. `num_draws` and `num_candidates` (nodes per partial row) bound the work per tree; None
+    means 200 draws for complete and 32 for partial rows, and 8 nodes.
+    """
+    posterior, data = _check(posterior, X)
+    num_candidates = _candidates(posterior, num_candidates)
+    missing = np.isnan(data)
+    is_partial = missing.any(axis=1)
+    result = np.empty(data.shape[0])
+    log_scale = np.log(posterior.scale)
+    with precision_of(posterior.dtype):
+        if not is_partial.all():
+            draws = _thin(posterior, num_draws, DENSITY_DRAWS)
+            x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
+            result[~is_partial] = log_density_complete(posterior.dictionary, draws, x) - log_scale.sum()
+        if is_partial.any():
+            draws = _thin(posterior, num_draws, PARTIAL_DRAWS)
+            x, is_observed = _partial_rows(posterior, data[is_partial])
+            by_tree = map_row_blocks(
+                lambda rows, seen: log_density_partial(
+                    posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
+                ),
+                x,
+                is_observed,
+                bytes_per_row=_row_bytes(posterior, draws, num_candidates),
+            )
+            by_row = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])
+            result[is_partial] = by_row - is_observed @ log_scale
+    return result
+
+
+def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[np.ndarray, "n D"]:
+    """Draw new rows from the posterior predictive, (num_samples, D)."""
+    key = check_key(key)
+    check_instance(posterior, "posterior", Posterior)
+    num_samples = check_integer(num_samples, "num_samples", 1)
+    with precision_of(posterior.dtype):
+        draws = _thin(posterior, None, None)
+        padded = 1 << (num_samples - 1).bit_length()  # few compiled sizes
+        x = np.asarray(sample_rows(key, posterior.dictionary, draws, num_rows=padded))[:num_samples]
+    return _to_data(posterior, x)
+
+
+def impute(
+    posterior: Posterior,
+    X: ArrayLike,
+    *,
+    interval: float = 0.95,
+    num_draws: int | None = None,
+    num_candidates: int | None = None,
+) -> Imputation:
+    """Fill NaN with its conditional mean given the row's observed entries, with central intervals.
+
+    Mean and variance of each node's component are those over all draws; the interval is the exact quantile of the
+    mixture of normals with these moments. `interval` is its probability. See :func:`log_density` for the rest.
+    """
+    interval = check_number(interval, "interval", above=0.0, below=1.0)
+    return Imputation(*_summary(posterior, X, interval, num_draws, num_candidates))
+
+
+def impute_mean(
+    posterior: Posterior, X: ArrayLike, *, num_draws: int | None = None, num_candidates: int | None = None
+) -> Float[np.ndarray, "n D"]:
+    """Fill NaN with its conditional mean given the row's observed entries; cheaper than :func:`impute`."""
+    return _summary(posterior, X, None, num_draws, num_candidates)[0]
+
+
+def impute_draws(
+    key: KeyArray,
+    posterior: Posterior,
+    X: ArrayLike,
+    num_samples: int = 1,
+    *,
+    num_draws: int | None = None,
+    num_candidates: int | None = None,
+) -> Float[np.ndarray, "s n D"]:
+    """Completed data sets, (num_samples, n, D), with the missing entries drawn from their joint conditional."""
+    key = check_key(key)
+    num_samples = check_integer(num_samples, "num_samples", 1)
+    posterior, data = _check(posterior, X)
+    num_candidates = _candidates(posterior, num_candidates)
+    missing = np.isnan(data)
+    partial = np.flatnonzero(missing.any(axis=1))
+    result = np.repeat(data[None].astype(np.float64), num_samples, axis=0)
+    if partial.size == 0:
+        return result
+    with precision_of(posterior.dtype):
+        draws = _thin(posterior, num_draws, PARTIAL_DRAWS)
+        x, is_observed = _partial_rows(posterior, data[partial])
+        drawn = map_row_blocks(
+            lambda rows, seen, number: conditional_draws(
+                key,
+                posterior.dictionary,
+                draws,
+                rows,
+                seen,
+                number,
+                num_candidates=num_candidates,
+                num_samples=num_samples,
+            ),
+            x,
+            is_observed,
+            partial.astype(np.int32),
+            bytes_per_row=_row_bytes(posterior, draws, num_candidates) + x.itemsize * num_samples * x.shape[1],
+        )
+    values = np.moveaxis(_to_data(posterior, drawn), 1, 0)
+    result[:, partial] = np.where(missing[partial], values, result[:, partial])
+    return result
+
+
+def _summary(
+    posterior: Posterior,
+    X: ArrayLike,
+    interval: float | None,
+    num_draws: int | None,
+    num_candidates: int | None,
+) -> tuple[np.ndarray, ...]:
+    posterior, data = _check(posterior, X)
+    num_candidates = _candidates(posterior, num_candidates)
+    missing = np.isnan(data)
+    partial = missing.any(axis=1)
+    results = tuple(data.astype(np.float64) for _ in range(1 if interval is None else 3))
+    if not partial.any():
+        return results
+    with precision_of(posterior.dtype):
+        draws = _thin(posterior, num_draws, PARTIAL_DRAWS)
+        x, is_observed = _partial_rows(posterior, data[partial])
+        found = map_row_blocks(
+            lambda rows, seen: conditional_summary(
+                posterior.dictionary, draws, rows, seen, num_candidates=num_candidates, interval=interval
+            ),
+            x,
+            is_observed,
+            bytes_per_row=_row_bytes(posterior, draws, num_candidates),
+        )
+    for result, values in zip(results, found, strict=True):
+        result[missing] = _to_data(posterior, values)[missing[partial]]
+    return results
+
+
+def _check(posterior: Posterior, X: ArrayLike) -> tuple[Posterior, np.ndarray]:
+    check_instance(posterior, "posterior", Posterior)
+    return posterior, check_data(X, "X", allow_nan=True, num_features=posterior.num_features)
+
+
+def _candidates(posterior: Posterior, num_candidates: int | None) -> int:
+    wanted = CANDIDATES if num_candidates is None else check_integer(num_candidates, "num_candidates", 1)
+    return min(wanted, posterior.dictionary.tree.num_nodes)
+
+
+def _thin(posterior: Posterior, num_draws: int | None, default: int | None) -> Draw:
+    """Thinned draws on the device, moved there once."""
+    if num_draws is not None:
+        check_integer(num_draws, "num_draws", 1)
+    return jax.tree.map(jnp.asarray, posterior.thin(default if num_draws is None else num_draws))
+
+
+def _partial_rows(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Model coordinates with 0 (the centre of the data) at missing entries, and the mask of observed ones."""
+    missing = np.isnan(data)
+    x = to_model(np.where(missing, posterior.shift, data), posterior.frame, posterior.dtype)
+    return x, (~missing).astype(posterior.dtype)
+
+
+def _row_bytes(posterior: Posterior, draws: Draw, num_candidates: int) -> int:
+    return bytes_per_row(posterior.dictionary, num_candidates, draws.log_joint.shape[1])
+
+
+def _to_data(posterior: Posterior, x: np.ndarray) -> np.ndarray:
+    return posterior.shift + posterior.scale * np.asarray(x, dtype=np.float64)
