@@ -38,10 +38,11 @@ def check_number(value: Any, name: str, *, above: float, below: float = np.inf, 
     """Return `value` as a float inside the open interval (`above`, `below`); `closed` admits `above`."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} of type {type(value).__name__}")
-    if not ((value > above or (closed and value == above)) and value < below):
+    number = float(value)
+    if not ((number > above or (closed and number == above)) and number < below):
         bracket = "[" if closed else "("
         raise ValueError(f"{name}: expected a number in {bracket}{above:g}, {below:g}), got {value}")
-    return float(value)
+    return number
 
 
 def check_instance(value: Any, name: str, kinds: type | tuple[type | None, ...]) -> Any:
@@ -68,7 +69,7 @@ def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
     if sparse.issparse(data):
         raise TypeError(f"{name}: expected a dense array, got a sparse {type(data).__name__}; pass {name}.toarray()")
     if isinstance(data, np.ma.MaskedArray):
-        data = data.astype(float).filled(np.nan)
+        data = np.ma.filled(data.astype(np.float64), np.nan)
     if hasattr(data, "to_numpy") and not isinstance(data, np.ndarray):
         data = data.to_numpy()
     try:

@@ -169,7 +169,9 @@ def _build(
 
 def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: int) -> Partition:
     """Trees of a forest differ by their METIS seed and their neighbour count."""
-    assert settings.num_neighbors is not None and settings.depth is not None and settings.min_cell_size is not None
+    assert settings.num_neighbors is not None
+    assert settings.depth is not None
+    assert settings.min_cell_size is not None
     num_neighbors = min(settings.num_neighbors + 2 * number, x.shape[0] - 1)
     graph = neighbour_graph(x, num_neighbors, seed)
     return partition_rows(x, graph, settings.depth, settings.min_cell_size, seed)

@@ -145,7 +145,7 @@ class Posterior(eqx.Module):
         target = Path(path)
         partial = target.with_name(target.name + ".part")
         with open(partial, "wb") as file:
-            np.savez(file, header=np.array(json.dumps(header)), **named)
+            np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **named)
         os.replace(partial, target)
 
     @staticmethod
@@ -183,7 +183,7 @@ def _encode(value: Any) -> Any:
 def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    kinds = {name: kind for name, kind in vars(_settings).items() if dataclasses.is_dataclass(kind)}
+    kinds: dict[str, Any] = {name: kind for name, kind in vars(_settings).items() if dataclasses.is_dataclass(kind)}
     return kinds[value["class"]](**{key: _decode(item) for key, item in value.items() if key != "class"})
 
 
@@ -199,9 +199,9 @@ def _rebuild(header: dict[str, Any], arrays: list[np.ndarray]) -> Posterior:
         prior=_decode(header["prior"]),
         sampler_settings=_decode(header["sampler_settings"]),
     )
-    structure = jax.tree.structure(template)
-    if structure.num_leaves != len(arrays):
-        raise ValueError(f"expected {structure.num_leaves} arrays, got {len(arrays)}")
+    leaves, structure = jax.tree.flatten(template)
+    if len(leaves) != len(arrays):
+        raise ValueError(f"expected {len(leaves)} arrays, got {len(arrays)}")
     loaded: Posterior = jax.tree.unflatten(structure, arrays)
     _check_shapes(loaded)
     with precision_of(loaded.dictionary.centres.dtype):

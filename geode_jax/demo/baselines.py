@@ -65,16 +65,18 @@ class NormalMixture(NamedTuple):
 
 
 def fit_gaussian_mixture(x: np.ndarray, sizes: Iterable[int], seed: int) -> NormalMixture:
-    """Full-covariance mixture with the number of components and the ridge chosen by BIC."""
-    ridge = 1e-3 * float(x.var(axis=0).mean())
-    fits = [
-        GaussianMixture(size, reg_covar=scale * ridge, random_state=seed).fit(x)
-        for size in sizes
-        for scale in (1.0, 30.0)
-    ]
+    """Mixture of normals with the number of components and the covariances' form chosen by BIC."""
+    forms = ("full", "tied", "diag")
+    fits = [GaussianMixture(size, covariance_type=form, random_state=seed).fit(x) for form in forms for size in sizes]
     best = min(fits, key=lambda mixture: mixture.bic(x))
-    name = f"Gaussian mixture ({best.n_components} components by BIC)"
-    return NormalMixture(name, best.weights_, best.means_, best.covariances_)
+    name = f"Gaussian mixture ({best.n_components} {best.covariance_type} by BIC)"
+    identity = np.eye(x.shape[1])
+    covariances = {
+        "full": lambda: best.covariances_,
+        "tied": lambda: np.repeat(best.covariances_[None], best.n_components, axis=0),
+        "diag": lambda: best.covariances_[:, :, None] * identity,
+    }[best.covariance_type]()
+    return NormalMixture(name, best.weights_, best.means_, covariances)
 
 
 def fit_probabilistic_pca(x: np.ndarray, ranks: Iterable[int]) -> NormalMixture:

@@ -65,7 +65,7 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
     """
     key_prior, key_scale, key_row, key_noise = jax.random.split(key, 4)
     statistics, tree = problem.statistics, problem.tree
-    num_nodes, num_rows = statistics.residual.shape
+    num_rows = statistics.residual.shape[1]
     dtype = statistics.residual.dtype
     prior_state = sample_prior(key_prior, tree, problem.prior, problem.is_available, num_rows, dtype)
     log_scale_weights = jax.random.loggamma(key_scale, 1.0, (tree.num_scales,), dtype)
@@ -121,7 +121,7 @@ def _tally(chain: Chain, is_tallied: Array) -> Adaptation:
 def _step(
     key: KeyArray,
     problem: Problem,
-    num_warmup: int,
+    num_warmup: Array,
     adaptation: RankAdaptation | None,
     chain: Chain,
     index: Array,

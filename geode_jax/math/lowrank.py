@@ -26,7 +26,7 @@ HIGHEST = lax.Precision.HIGHEST  # a GPU would otherwise multiply float32 matric
 class Observed(NamedTuple):
     """What a partially observed row shows of one component; leading axes are batch axes.
 
-    `gram`: G. `cross`: Phi_O'r. `start`: eta0. `remainder`: Phi_O'e0. `residual`: ||e0||^2. `count`: |O|.
+    `gram`: G. `cross`: Phi_O'r. `start`: eta0. `remainder`: Phi_O'e0. `residual`: ||e0||^2. `num_observed`: |O|.
     """
 
     gram: Float[Array, "*batch d d"]
@@ -34,7 +34,7 @@ class Observed(NamedTuple):
     start: Float[Array, "*batch d"]
     remainder: Float[Array, "*batch d"]
     residual: Float[Array, "*batch"]
-    count: Float[Array, "*batch"]
+    num_observed: Float[Array, "*batch"]
 
 
 class Latent(NamedTuple):
@@ -70,7 +70,7 @@ def observe(
         start=start,
         remainder=jnp.matmul(error, basis, precision=HIGHEST),
         residual=jnp.sum(jnp.square(error), axis=-1),
-        count=is_observed.sum(axis=-1),
+        num_observed=is_observed.sum(axis=-1),
     )
 
 
@@ -104,7 +104,7 @@ def log_marginal(
     quadratic = observed.residual + 2.0 * jnp.sum(off * observed.remainder, axis=-1) + bend + prior_term
     log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(latent.factor, axis1=-2, axis2=-1)), axis=-1)
     log_two_pi = jnp.log(2 * jnp.pi).astype(log_sigma2.dtype)
-    return -0.5 * (observed.count * (log_two_pi + log_sigma2) + log_det + jnp.exp(-log_sigma2) * quadratic)
+    return -0.5 * (observed.num_observed * (log_two_pi + log_sigma2) + log_det + jnp.exp(-log_sigma2) * quadratic)
 
 
 def latent_covariance(latent: Latent) -> Float[Array, "*batch d d"]:

@@ -104,7 +104,7 @@ def conditional_draws(
 
     `row` numbers the rows: a row's draws depend on its number, not on the block it stands in.
     """
-    num_trees, num_draws = draws.log_joint.shape
+    num_trees = draws.log_joint.shape[0]
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Observed, Array]:
         candidates = find_candidates(*inputs, x, is_observed, num_candidates)
