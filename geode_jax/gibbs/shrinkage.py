@@ -11,59 +11,60 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Float, KeyArray
-from geode_jax.math.truncated import kummer_excess, log_lower_gamma_at_one, sample_log_concave
+from geode_jax._typing import Array, Bool, Float, KeyArray
+from geode_jax.math.truncated import gamma_correction, log_lower_gamma_at_one, sample_log_concave
 from geode_jax.settings import Prior
 from geode_jax.state import State
 
 
 def draw_exact(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
     """New tau - 1 from the exact conditionals, one direction after the other, all nodes at once."""
-    max_rank = state.tau_excess.shape[-1]
+    # Directions first: the sums over directions then run along the slow axis and vectorise over nodes.
+    is_active, log_neg_log_u = state.is_active.T, state.log_neg_log_u.T
+    max_rank = is_active.shape[0]
 
-    def update(m: Array, tau_excess: Array) -> Array:
-        log_tau = jnp.where(state.is_active, jnp.log1p(tau_excess), 0.0)
-        affected = state.is_active & (jnp.arange(max_rank) >= m)
-        log_rest = jnp.cumsum(log_tau, axis=-1) - log_tau[:, m, None]
-        drawn = _draw_one(jax.random.fold_in(key, m), log_rest, state.log_neg_log_u, affected, prior)
-        return tau_excess.at[:, m].set(jnp.where(state.is_active[:, m], drawn, tau_excess[:, m]))
+    def update(m: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        tau_excess, log_delta = carry
+        affected = is_active & (jnp.arange(max_rank)[:, None] >= m)
+        old = jnp.log1p(tau_excess[m])
+        drawn = _draw_one(jax.random.fold_in(key, m), log_delta - old, log_neg_log_u, affected, prior)
+        new = jnp.where(is_active[m], drawn, tau_excess[m])
+        return tau_excess.at[m].set(new), log_delta + jnp.where(affected, jnp.log1p(new) - old, 0.0)
 
-    return lax.fori_loop(0, max_rank, update, state.tau_excess)
+    return lax.fori_loop(0, max_rank, update, (state.tau_excess.T, state.log_delta.T))[0].T
 
 
-def _draw_one(key: KeyArray, log_rest: Array, log_neg_log_u: Array, affected: Array, prior: Prior) -> Float[Array, "K"]:
+def _draw_one(
+    key: KeyArray,
+    log_rest: Float[Array, "d K"],
+    log_neg_log_u: Float[Array, "d K"],
+    affected: Bool[Array, "d K"],
+    prior: Prior,
+) -> Float[Array, "K"]:
     """Draw x = tau - 1 where delta_j = exp(log_rest_j) tau for the affected j."""
-    rate = prior.tau_rate + jnp.sum(
-        jnp.where(affected, jnp.exp(jnp.minimum(log_rest + log_neg_log_u, 60.0)), 0.0), axis=-1
-    )
-    # Beyond exp(75) the log terms are those of a power of tau to within rounding, in either precision.
-    rest = jnp.where(affected, jnp.exp(jnp.minimum(log_rest, 75.0)), 0.0)
-    count = jnp.maximum(affected.sum(axis=-1), 1).astype(rate.dtype)
+    pulls = jnp.where(affected, jnp.exp(jnp.minimum(log_rest + log_neg_log_u, 60.0)), 0.0)
+    rate = prior.tau_rate + pulls.sum(axis=0)
+    # The log terms are log(delta) + h(delta); h is 0 to within rounding long before e^75.
+    rest = jnp.where(affected, jnp.exp(jnp.minimum(log_rest, 75.0)), 1.0)
+    count = jnp.maximum(affected.sum(axis=0), 1).astype(rate.dtype)
 
-    def pull(x: Array) -> tuple[Array, Array]:
-        """Sum over j of the log terms' slopes d/dx [log(1 + delta_j) - log M(delta_j)], and log M itself."""
-        tau = 1.0 + x[:, None]
-        delta = rest * tau
-        excess, slope = kummer_excess(jnp.maximum(delta, 1.0))
-        slopes = delta / (1.0 + delta) + slope / (1.0 + excess)
-        total = jnp.sum(jnp.where(affected, slopes, 0.0), axis=-1) / tau[:, 0]
-        return total, jnp.sum(jnp.where(affected, jnp.log1p(excess), 0.0), axis=-1)
+    def correction(tau: Array) -> tuple[Array, Array]:
+        """Sum of h over the affected j, and its slope times tau."""
+        h, slope = gamma_correction(rest * tau)
+        return jnp.where(affected, h, 0.0).sum(axis=0), jnp.where(affected, slope, 0.0).sum(axis=0)
 
-    # The log terms pull like count * log(tau): a fixed point of tau = (their pull at tau) * tau / rate is the mode.
+    # Without the correction this is Gamma(count + 1, rate); one fixed-point step brings its mode close to the true one.
     mode = jnp.maximum(count / rate - 1.0, 0.0)
-    for _ in range(2):
-        mode = jnp.maximum(pull(mode)[0] * (1.0 + mode) / rate - 1.0, 0.0)
-    pull_at_mode, log_m_at_mode = pull(mode)
-    base = rest / (1.0 + rest * (1.0 + mode[:, None]))
+    mode = jnp.maximum((count + correction(1.0 + mode)[1]) / rate - 1.0, 0.0)
 
     def potential(x: Array) -> tuple[Array, Array]:
-        slopes, log_m = pull(x)
+        h, h_slope = correction(1.0 + x)
         step = x - mode
-        gained = jnp.sum(jnp.where(affected, jnp.log1p(base * step[:, None]), 0.0), axis=-1)
-        return rate * step - gained + (log_m - log_m_at_mode), rate - slopes
+        value = rate * step - count * jnp.log1p(step / (1.0 + mode)) - h
+        return value, rate - (count + h_slope) / (1.0 + x)
 
-    slope = jnp.maximum(rate - pull_at_mode, 0.0)
     root = jnp.sqrt(2.0 * count) / (1.0 + mode)
+    slope = jnp.maximum(rate - count / (1.0 + mode), 0.0)
     right = mode + 2.0 / (slope + jnp.hypot(slope, root))
     points = (jnp.maximum(mode - 1.0 / root, 0.0), mode, right)
     return sample_log_concave(key, potential, jnp.zeros_like(mode), points)

@@ -5,10 +5,13 @@ three points (Gilks & Wild 1992). With points at the mode and about one unit of 
 proposals are accepted, so one `while_loop` over all lanes ends after a handful of rounds.
 """
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from geode_jax._typing import Array, Float, KeyArray
@@ -141,24 +144,49 @@ def _exp_remainder(y: Array) -> Array:
 def log_lower_gamma_at_one(log_delta: Float[Array, "..."]) -> Float[Array, "..."]:
     """``log gamma(delta + 1, 1)``, the normaliser of Gamma(delta + 1, 1) truncated to (0, 1), for delta >= 1.
 
-    Equals ``-1 - log(delta + 1) + log 1F1(1; delta + 2; 1)``, stable for every delta.
+    Equals ``-1 - log(delta + 1) + log M`` with M = 1F1(1; delta + 2; 1), stable for every delta.
     """
-    excess = kummer_excess(jnp.exp(jnp.minimum(log_delta, 80.0)))[0]  # 0 to within rounding beyond
-    return -1.0 - jnp.logaddexp(log_delta, 0.0) + jnp.log1p(excess)
-
-
-def kummer_excess(delta: Float[Array, "..."]) -> tuple[Array, Array]:
-    """``M - 1`` for ``M = 1F1(1; delta + 2; 1)`` and ``-delta dM/ddelta``, both positive, for finite delta >= 1.
-
-    M = 1 + sum over k of 1 / (b (b+1) ... (b+k-1)), b = delta + 2 >= 3, whose k-th term is below 2/(k+2)!.
-    """
+    delta = jnp.exp(jnp.minimum(log_delta, 80.0))  # beyond, M is 1 to within rounding
     num_terms = 16 if delta.dtype == jnp.float64 else 9
+    return -1.0 - jnp.logaddexp(log_delta, 0.0) + jnp.log1p(_kummer_excess(delta, num_terms))
+
+
+def _kummer_excess(delta: Any, num_terms: int) -> Any:
+    """M - 1, the sum over k >= 1 of ``1 / (b (b+1) ... (b+k-1))`` with b = delta + 2; term k is below 2/(k+2)!."""
     term = 1.0 / (delta + 2.0)
-    log_slope = term
-    total, slope = term, term * log_slope
+    total = term
     for k in range(1, num_terms):
-        inverse = 1.0 / (delta + (2.0 + k))
-        term = term * inverse
-        log_slope = log_slope + inverse
-        total, slope = total + term, slope + term * log_slope
-    return total, delta * slope
+        term = term / (delta + (2.0 + k))
+        total = total + term
+    return total
+
+
+def gamma_correction(delta: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """h = ``-log gamma(delta + 1, 1) - log delta - 1``, and ``delta dh/ddelta``, for finite delta >= 1.
+
+    h is ``log(1 + 1/delta) - log M``, below 0.33 and of order 1/delta^2. It is the innermost function of the tau
+    update, so it is a polynomial: with w = 1 / (1 + delta) in (0, 1/2], h = w^2 g(w), and g is interpolated at
+    Chebyshev points to the precision of the type.
+    """
+    coefficients = _correction_coefficients(24 if delta.dtype == jnp.float64 else 10)
+    w = 1.0 / (1.0 + delta)
+    s = 4.0 * w - 1.0
+    g = jnp.full_like(w, coefficients[-1])
+    g_slope = jnp.zeros_like(w)
+    for coefficient in coefficients[-2::-1]:
+        g_slope = g_slope * s + g
+        g = g * s + coefficient
+    square = w * w
+    return square * g, -square * (1.0 - w) * (2.0 * g + 4.0 * w * g_slope)
+
+
+@functools.cache
+def _correction_coefficients(degree: int) -> tuple[float, ...]:
+    """Power coefficients of g in s = 4 w - 1, lowest first."""
+
+    def g(s: np.ndarray) -> np.ndarray:
+        delta = 4.0 / (1.0 + s) - 1.0
+        return (np.log1p(1.0 / delta) - np.log1p(_kummer_excess(delta, 18))) * np.square(1.0 + delta)
+
+    series = np.polynomial.Chebyshev(np.polynomial.chebyshev.chebinterpolate(g, degree))
+    return tuple(series.convert(kind=np.polynomial.Polynomial).coef.tolist())

@@ -20,8 +20,8 @@ from geode_jax.predict.partial import bytes_per_row, log_density_partial
 # Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density is far below
 # its posterior spread. Every draw of a partial row costs a Cholesky factor per candidate node.
 DENSITY_DRAWS = 200
-PARTIAL_DRAWS = 32
-CANDIDATES = 8
+PARTIAL_DRAWS = 16
+CANDIDATES = 6
 
 
 class Imputation(NamedTuple):
@@ -46,7 +46,7 @@ def log_density(
 
     Averaged over draws and trees (on the density scale, by log-sum-exp). A row with NaN gets the marginal log density
     of its observed entries. `num_draws` and `num_candidates` (nodes per partial row) bound the work per tree; None
-    means 200 draws for complete and 32 for partial rows, and 8 nodes.
+    means 200 draws for complete and 16 for partial rows, and 6 nodes.
     """
     posterior, data = _check(posterior, X)
     num_candidates = _candidates(posterior, num_candidates)
