@@ -14,7 +14,6 @@ T     draws
 ====  =======================================================================
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
@@ -23,11 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-__all__ = ["Array", "ArrayLike", "Bool", "Float", "Int", "KeyArray", "Progress", "precision_of"]
+__all__ = ["Array", "ArrayLike", "Bool", "DTypeLike", "Float", "Int", "KeyArray", "precision_of"]
 
 KeyArray: TypeAlias = jax.Array
 ArrayLike: TypeAlias = Any
-Progress: TypeAlias = Callable[[int, int, str], None]
+DTypeLike: TypeAlias = Any
 
 
 def precision_of(dtype: Any) -> AbstractContextManager[Any]:

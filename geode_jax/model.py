@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import betaln, gammaln
 
-from geode_jax._typing import Array, Bool, Float, Int, KeyArray
+from geode_jax._typing import Array, Bool, DTypeLike, Float, Int, KeyArray
 from geode_jax.dictionary import Dictionary
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.math.truncated import log_lower_gamma_at_one, log_truncated_gamma
@@ -82,7 +82,7 @@ def log_joint(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_featur
 
 
 def sample_prior(
-    key: KeyArray, tree: Tree, prior: Prior, is_active: Bool[Array, "K d"], num_rows: int, dtype: jnp.dtype
+    key: KeyArray, tree: Tree, prior: Prior, is_active: Bool[Array, "K d"], num_rows: int, dtype: DTypeLike
 ) -> State:
     """Draw every parameter and the memberships of `num_rows` rows from the prior."""
     key_node, key_stop, key_right, key_u, key_tau, key_noise = jax.random.split(key, 6)

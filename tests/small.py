@@ -1,0 +1,61 @@
+"""A small problem with every feature of a large one: absent nodes, removed directions, a rank below d."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax.dictionary import Dictionary
+from geode_jax.gibbs.sweep import Problem
+from geode_jax.settings import ExactShrinkage, Prior
+from geode_jax.state import State, node_sums
+from geode_jax.statistics import statistics_of
+from geode_jax.tree import tree_from_mask
+
+NUM_ROWS, NUM_FEATURES, MAX_RANK = 14, 5, 3
+
+# Proper and light-tailed: every moment that the joint tests compare exists, and chains move fast.
+PRIOR = Prior(tau_rate=0.5, noise_shape=6.0, noise_rate=4.0, stop_concentration=1.5, right_concentration=2.0)
+
+
+def make_dictionary(dtype, depth=2, seed=0):
+    """Depth 2 with the right child of the root a leaf: nodes 5 and 6 are absent."""
+    rng = np.random.default_rng(seed)
+    present = np.ones(2 ** (depth + 1) - 1, bool)
+    if depth == 2:
+        present[5:] = False
+    nodes = present.size
+    bases = np.linalg.qr(rng.normal(size=(nodes, NUM_FEATURES, MAX_RANK)))[0]
+    ranks = np.where(present, MAX_RANK, 0)
+    if nodes > 1:
+        ranks[1] = 2
+    bases *= (np.arange(MAX_RANK) < ranks[:, None])[:, None, :]
+    centres = 1.5 * rng.normal(size=(nodes, NUM_FEATURES)) * present[:, None]
+    return Dictionary(
+        tree_from_mask(present), jnp.asarray(centres, dtype), jnp.asarray(bases, dtype), jnp.asarray(ranks, jnp.int32)
+    )
+
+
+def active_mask(dictionary):
+    """All available directions but one."""
+    mask = np.array(dictionary.is_available & dictionary.tree.is_present[:, None])
+    mask[0, 1] = False
+    return jnp.asarray(mask)
+
+
+def make_problem(dictionary, x, prior=PRIOR, shrinkage=None):
+    return Problem(
+        tree=dictionary.tree,
+        statistics=statistics_of(dictionary, x),
+        is_available=dictionary.is_available & dictionary.tree.is_present[:, None],
+        prior=prior,
+        shrinkage=ExactShrinkage() if shrinkage is None else shrinkage,
+        num_features=dictionary.num_features,
+    )
+
+
+def sums_of(problem: Problem, state: State):
+    return node_sums(problem.statistics, state.node)
+
+
+def keys(seed, count):
+    return jax.random.split(jax.random.key(seed), count)

@@ -1,0 +1,183 @@
+"""Draw test: every block's draws follow its own `log_conditional`, in float32 and float64.
+
+Kolmogorov-Smirnov of 4000 draws of each coordinate against the conditional integrated on a grid in float64 (chi-square
+for memberships). With the identity test this pins the draws to the joint. False alarm: 1e-4 per block and type.
+"""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+from scipy import stats
+
+from geode_jax._typing import precision_of
+from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
+from geode_jax.model import sample_prior, simulate
+from geode_jax.settings import ExactShrinkage
+
+NUM_DRAWS = 4000
+LEVEL = 1e-4
+
+
+@functools.cache
+def _setting(dtype):
+    """The same values in both types: made in float64, cast down."""
+    with precision_of(np.float64):
+        dictionary = small.make_dictionary(jnp.float64)
+        state = sample_prior(
+            jax.random.key(11), dictionary.tree, small.PRIOR, small.active_mask(dictionary), small.NUM_ROWS, jnp.float64
+        )
+        problem = small.make_problem(dictionary, simulate(jax.random.key(12), dictionary, state))
+
+    def cast(leaf):
+        array = np.asarray(leaf)
+        return array.astype(dtype) if array.dtype.kind == "f" else array
+
+    with precision_of(dtype):
+        return jax.tree.map(jnp.asarray, jax.tree.map(cast, (problem, state)))
+
+
+def _draws(dtype, draw):
+    with precision_of(dtype):
+        problem, state = _setting(dtype)
+        run = jax.jit(jax.vmap(lambda key: draw(key, problem, state, small.sums_of(problem, state))))
+        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), run(small.keys(21, NUM_DRAWS)))
+
+
+def _grid_cdf(log_density, low, high):
+    """CDF over [low, high] of a density known up to its normaliser, by the trapezoid rule."""
+    grid = np.linspace(low, high, 20_001)
+    values = np.asarray(log_density(jnp.asarray(grid)))
+    density = np.exp(values - values.max())
+    assert density[-1] < 1e-7, "the grid must cover the upper tail"
+    total = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
+    return lambda x: np.interp(x, grid, total / total[-1])
+
+
+def _p_value(draws, where, index, log_conditional, log_measure, lower=-np.inf):
+    """KS p-value of one coordinate; `log_measure` is the log derivative of the conditional's variable by it."""
+    with precision_of(np.float64):
+        problem, state = _setting(np.float64)
+        sums = small.sums_of(problem, state)
+
+        @jax.jit
+        @jax.vmap
+        def log_density(value):
+            changed = eqx.tree_at(where, state, where(state).at[index].set(value))
+            return log_conditional(changed, sums, problem) + log_measure(value)
+
+        spread = draws.max() - draws.min()
+        cdf = _grid_cdf(log_density, max(draws.min() - spread, lower), draws.max() + 2 * spread)
+        return stats.kstest(draws, cdf).pvalue
+
+
+def _check(p_values):
+    assert len(p_values) > 1
+    assert min(p_values) > LEVEL / len(p_values), p_values
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_u(dtype):
+    draws = _draws(dtype, lambda k, p, s, sums: scales.draw(k, s, sums, p.tree, ExactShrinkage()))
+    mask = np.asarray(_setting(dtype)[1].is_active)
+    _check(
+        [
+            _p_value(
+                draws[:, k, m],
+                lambda it: it.log_neg_log_u,
+                (k, m),
+                lambda s, sums, p, at=(k, m): scales.log_conditional(s, sums, p.tree)[at],
+                lambda v: v - jnp.exp(v),
+            )
+            for k, m in np.argwhere(mask)
+        ]
+    )
+    kept = np.asarray(_setting(dtype)[1].log_neg_log_u, np.float64)
+    np.testing.assert_array_equal(draws[:, ~mask], np.broadcast_to(kept[~mask], draws[:, ~mask].shape))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tau(dtype):
+    """The last active direction of every node has its conditional given the state; earlier ones are checked alone."""
+    mask = np.asarray(_setting(dtype)[1].is_active)
+    p_values = []
+    for m in range(small.MAX_RANK):
+
+        def draw_one(key, problem, state, sums, m=m):
+            log_delta = state.log_delta.T - state.log_tau.T[m]
+            affected = (state.is_active & (jnp.arange(small.MAX_RANK) >= m)).T
+            return shrinkage._draw_one(key, log_delta, state.log_neg_log_u.T, affected, problem.prior)
+
+        draws = _draws(dtype, draw_one)
+        p_values += [
+            _p_value(
+                draws[:, k],
+                lambda it: it.tau_excess,
+                (k, m),
+                lambda s, sums, p, at=(k, m): shrinkage.log_conditional(s, p.prior)[at],
+                jnp.zeros_like,
+                lower=0.0,
+            )
+            for k in np.flatnonzero(mask[:, m])
+        ]
+    _check(p_values)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_noise(dtype):
+    draws = _draws(dtype, lambda k, p, s, sums: noise.draw(k, s, sums, p.tree, p.prior, p.num_features))
+    _check(
+        [
+            _p_value(
+                draws[:, scale],
+                lambda it: it.log_sigma2,
+                (scale,),
+                lambda s, sums, p, at=scale: noise.log_conditional(s, sums, p.tree, p.prior, p.num_features)[at],
+                lambda v: -v,
+            )
+            for scale in range(draws.shape[1])
+        ]
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights(dtype):
+    stop, right = _draws(dtype, lambda k, p, s, sums: weights.draw(k, sums, p.tree, p.prior))
+    internal = np.flatnonzero(_setting(dtype)[0].tree.is_internal)
+
+    def measure(v):
+        return jax.nn.log_sigmoid(v) + jax.nn.log_sigmoid(-v)
+
+    def conditional(part):
+        return lambda s, sums, p: weights.log_conditional(s, sums, p.tree, p.prior)[part]
+
+    _check(
+        [_p_value(stop[:, k], lambda it: it.logit_stop, (k,), conditional(0), measure) for k in internal]
+        + [_p_value(right[:, k], lambda it: it.logit_right, (k,), conditional(1), measure) for k in internal]
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_membership(dtype):
+    node = _draws(dtype, lambda k, p, s, sums: allocation.draw(k, s, p.statistics, p.tree, p.num_features))
+    with precision_of(np.float64):
+        problem, state = _setting(np.float64)
+        scores = allocation.node_scores(state, problem.statistics, problem.tree, problem.num_features)
+        probability = np.asarray(jax.nn.softmax(scores, axis=0))
+    p_values = []
+    for row in range(small.NUM_ROWS):
+        count = np.bincount(node[:, row].astype(int), minlength=probability.shape[0])
+        assert count[~np.asarray(problem.tree.is_present)].sum() == 0
+        common = probability[:, row] * NUM_DRAWS >= 5
+        observed = np.append(count[common], count[~common].sum())
+        expected = np.append(probability[common, row], probability[~common, row].sum()) * NUM_DRAWS
+        keep = expected > 0.5
+        if keep.sum() > 1:
+            p_values.append(
+                stats.chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue
+            )
+    _check(p_values)
