@@ -70,8 +70,10 @@ def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
         raise TypeError(f"{name}: expected a dense array, got a sparse {type(data).__name__}; pass {name}.toarray()")
     if isinstance(data, np.ma.MaskedArray):
         data = np.ma.filled(data.astype(np.float64), np.nan)
-    if hasattr(data, "to_numpy") and not isinstance(data, np.ndarray):
-        data = data.to_numpy()
+    if hasattr(data, "to_numpy"):  # pandas and polars
+        frame, data = data, data.to_numpy()
+        if data.dtype == object and hasattr(frame, "iloc"):
+            data = _with_nan_for_na(frame, data)
     try:
         array = np.asarray(data)
     except ValueError as error:  # ragged nested lists
@@ -88,6 +90,14 @@ def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
     if array.dtype.kind != "f" or array.dtype.itemsize not in (4, 8):
         array = array.astype(np.float32 if array.dtype == np.float16 else np.float64)
     return array
+
+
+def _with_nan_for_na(frame: Any, fallback: np.ndarray) -> np.ndarray:
+    """Values of a pandas frame whose nullable columns hold pd.NA; `fallback` where they are not numbers."""
+    try:
+        return frame.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError):
+        return fallback
 
 
 def check_data(

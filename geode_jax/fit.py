@@ -93,9 +93,9 @@ class _Progress:
 def resolve(settings: DictionarySettings, num_rows: int, num_features: int) -> DictionarySettings:
     """Fill in what was left to the data's shape.
 
-    `max_rank`: 50, but at most half the features beyond 20, and no more than the data allow. `num_neighbors`: 10, or more for very large n. `min_cell_size`:
-    the size below which a cell's own centre and directions cost more than they bring (20 rows). `depth`: until cells
-    reach twice that size, at most 7.
+    `max_rank`: 50, but at most half the features beyond 20, and no more than the data allow. `num_neighbors`: 10, or
+    more for very large n. `min_cell_size`: 20 rows, below which a cell's own centre and directions cost more than they
+    bring. `depth`: until cells reach twice that size, at most 7.
     """
     limit = min(num_features, num_rows - 1)
     max_rank = min(settings.max_rank or min(50, max(10, num_features // 2)), limit)

@@ -18,10 +18,11 @@ from geode_jax.build.standardise import Frame
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.run import Adaptation, Draw
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
-from geode_jax.tree import Tree
+from geode_jax.tree import tree_from_mask
 
 _FORMAT = "geode_jax posterior"
 _FORMAT_VERSION = 1
+_PARTS = ("dictionary", "draws", "adaptation")
 
 
 class Posterior(eqx.Module):
@@ -101,7 +102,8 @@ class Posterior(eqx.Module):
     def inclusion_probabilities(self) -> Float[np.ndarray, "d"]:
         """Probability that direction m is in use, averaged over rows through their nodes and over adaptation steps.
 
-        The paper's last formula; tallied over the second half of warm-up. Without adaptation steps there, over the
+        The paper's last formula, counting directions that pass the removal test (not one that has just returned on
+        trial); tallied over the second half of warm-up. Without adaptation steps there, over the
         kept draws.
         """
         steps = float(np.sum(self.adaptation.steps))
@@ -132,12 +134,19 @@ class Posterior(eqx.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one ``.npz`` file, without pickle; the file appears whole or not at all."""
-        arrays, _ = eqx.partition(self, eqx.is_array)
-        named = {f"array{i}": np.ascontiguousarray(a) for i, a in enumerate(jax.tree.leaves(arrays))}
+        arrays = {
+            f"{part}.{name}": np.ascontiguousarray(array)
+            for part in _PARTS
+            for name, array in _fields(getattr(self, part)).items()
+        }
+        arrays |= {
+            "tree.is_present": np.asarray(self.dictionary.tree.is_present),
+            "shift": self.shift,
+            "scale": self.scale,
+        }
         header = {
             "format": _FORMAT,
             "version": _FORMAT_VERSION,
-            "depth": self.dictionary.tree.depth,
             "dictionary_settings": _encode(self.dictionary_settings),
             "prior": _encode(self.prior),
             "sampler_settings": _encode(self.sampler_settings),
@@ -145,16 +154,16 @@ class Posterior(eqx.Module):
         target = Path(path)
         partial = target.with_name(target.name + ".part")
         with open(partial, "wb") as file:
-            np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **named)
+            np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **arrays)
         os.replace(partial, target)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Posterior":
         """Read a file written by :meth:`save`. Raises ValueError where it is not one, or is damaged."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
                 header = json.loads(str(file["header"]))
-                arrays = [file[f"array{i}"] for i in range(len(file.files) - 1)]
+                arrays = {name: file[name] for name in file.files if name != "header"}
             if header.get("format") != _FORMAT:
                 raise ValueError("the header names another format")
             if header["version"] > _FORMAT_VERSION:
@@ -187,25 +196,31 @@ def _decode(value: Any) -> Any:
     return kinds[value["class"]](**{key: _decode(item) for key, item in value.items() if key != "class"})
 
 
-def _rebuild(header: dict[str, Any], arrays: list[np.ndarray]) -> Posterior:
-    """Fill a template of the right structure; its leaves only count and order the arrays."""
-    template = Posterior(
-        dictionary=Dictionary(Tree(0, 0, int(header["depth"])), 0, 0, 0),  # type: ignore[arg-type]
-        draws=Draw(*(0,) * len(dataclasses.fields(Draw))),  # type: ignore[arg-type]
-        adaptation=Adaptation(*(0,) * len(dataclasses.fields(Adaptation))),  # type: ignore[arg-type]
-        shift=0,  # type: ignore[arg-type]
-        scale=0,  # type: ignore[arg-type]
-        dictionary_settings=_decode(header["dictionary_settings"]),
-        prior=_decode(header["prior"]),
-        sampler_settings=_decode(header["sampler_settings"]),
-    )
-    leaves, structure = jax.tree.flatten(template)
-    if len(leaves) != len(arrays):
-        raise ValueError(f"expected {len(leaves)} arrays, got {len(arrays)}")
-    loaded: Posterior = jax.tree.unflatten(structure, arrays)
-    _check_shapes(loaded)
-    with precision_of(loaded.dictionary.centres.dtype):
-        return eqx.tree_at(lambda it: it.dictionary, loaded, jax.tree.map(jnp.asarray, loaded.dictionary))
+def _fields(module: eqx.Module) -> dict[str, np.ndarray]:
+    """Arrays of a module by name, submodules left out."""
+    values = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+    return {name: np.asarray(value) for name, value in values.items() if eqx.is_array(value)}
+
+
+def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior:
+    def part(name: str) -> dict[str, Array]:
+        start = f"{name}."
+        return {key.removeprefix(start): jnp.asarray(array) for key, array in arrays.items() if key.startswith(start)}
+
+    with precision_of(arrays["dictionary.centres"].dtype):
+        trees = [tree_from_mask(mask) for mask in arrays["tree.is_present"]]
+        posterior = Posterior(
+            dictionary=Dictionary(tree=jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees), **part("dictionary")),
+            draws=jax.tree.map(np.asarray, Draw(**part("draws"))),
+            adaptation=jax.tree.map(np.asarray, Adaptation(**part("adaptation"))),
+            shift=arrays["shift"],
+            scale=arrays["scale"],
+            dictionary_settings=_decode(header["dictionary_settings"]),
+            prior=_decode(header["prior"]),
+            sampler_settings=_decode(header["sampler_settings"]),
+        )
+    _check_shapes(posterior)
+    return posterior
 
 
 def _check_shapes(posterior: Posterior) -> None:

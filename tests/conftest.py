@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 import jax
+import numpy as np
+import pytest
 from jaxtyping import install_import_hook
 
 # Annotated shapes are enforced in the tests and cost users nothing. The public boundary has checks of its own, whose
@@ -14,7 +16,29 @@ install_import_hook(
     [f"geode_jax.{name}" for name in _CORE] + [f"geode_jax.predict.{name}" for name in _PREDICT], "beartype.beartype"
 )
 
+from geode_jax import DictionarySettings, SamplerSettings, fit  # noqa: E402  (after the hook)
+
 _cache = Path(os.environ.get("GEODE_JAX_TEST_CACHE", Path(__file__).parent.parent / ".jax_cache"))
 jax.config.update("jax_compilation_cache_dir", str(_cache))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="session")
+def data():
+    """Two noisy curved bands in six dimensions, 90 rows, in units far from 1."""
+    rng = np.random.default_rng(0)
+    t = rng.uniform(-1, 1, 90)
+    side = rng.integers(0, 2, 90)
+    latent = np.stack([t, t**2 + 1.5 * side, 0.3 * rng.normal(size=90)], axis=1)
+    return 40.0 + 7.0 * (latent @ rng.normal(size=(3, 6)) + 0.15 * rng.normal(size=(90, 6)))
+
+
+DICTIONARY = DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=10)
+SAMPLER = SamplerSettings(num_warmup=40, num_samples=30, num_chains=2, segment_length=10)
+
+
+@pytest.fixture(scope="session", params=["float32", "float64"])
+def posterior(request, data):
+    """One small fit per type: two trees, two chains."""
+    return fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, dtype=request.param)

@@ -103,9 +103,7 @@ def test_joint_is_a_density_of_the_rows(setting):
         alpha2 = sigma2 * np.expm1(np.asarray(one.neg_log_u)[node])
         covariance = basis @ np.diag(alpha2) @ basis.T + sigma2 * np.eye(small.NUM_FEATURES)
         centred = row - np.asarray(dictionary.centres)[node]
-        total -= 0.5 * (
-            centred @ np.linalg.solve(covariance, centred) + np.linalg.slogdet(2 * np.pi * covariance)[1]
-        )
+        total -= 0.5 * (centred @ np.linalg.solve(covariance, centred) + np.linalg.slogdet(2 * np.pi * covariance)[1])
     from geode_jax.model import log_likelihood
 
     found = log_likelihood(one, small.sums_of(problem, one), problem.tree, problem.num_features)

@@ -45,9 +45,7 @@ def test_truncated_gamma_draws(dtype):
         tiled = (jnp.tile(log_shape[:, None], (1, NUM_DRAWS)), jnp.tile(rate[:, None], (1, NUM_DRAWS)))
         log_t = np.asarray(draw(jax.random.split(jax.random.key(7), len(grid)), *tiled), np.float64)
     assert np.isfinite(log_t).all()
-    p_values = [
-        stats.kstest(np.exp(draws), _cdf(*point)).pvalue for draws, point in zip(log_t, grid, strict=True)
-    ]
+    p_values = [stats.kstest(np.exp(draws), _cdf(*point)).pvalue for draws, point in zip(log_t, grid, strict=True)]
     assert min(p_values) > 1e-4 / len(grid), grid[int(np.argmin(p_values))]
 
 

@@ -32,8 +32,11 @@ def adapt(
     is_available: Bool[Array, "K d"],
     sweep: Int[Array, ""],
     settings: RankAdaptation,
-) -> tuple[State, Bool[Array, ""]]:
-    """State after one adaptation step, and whether the step was taken: with probability exp(c0 + c1 t)."""
+) -> tuple[State, Bool[Array, ""], Bool[Array, "K d"]]:
+    """State after one adaptation step, whether the step was taken, and the directions that passed its test.
+
+    The step is taken with probability exp(c0 + c1 t). A direction that returns is on trial until the next step.
+    """
     key_coin, key_return = jax.random.split(key)
     dtype = state.log_ratio.dtype
     probability = jnp.exp(settings.intercept + settings.slope * sweep.astype(dtype))
@@ -47,11 +50,13 @@ def adapt(
     is_chosen = jnp.arange(is_available.shape[-1]) == choice[:, None]
     is_returned = is_chosen & is_missing & ~is_removed.any(axis=-1, keepdims=True)
 
-    return eqx.tree_at(
+    has_passed = state.is_active & ~is_removed
+    adapted = eqx.tree_at(
         lambda it: (it.is_active, it.log_ratio),
         state,
         (
-            jnp.where(is_taken, (state.is_active & ~is_removed) | is_returned, state.is_active),
+            jnp.where(is_taken, has_passed | is_returned, state.is_active),
             jnp.where(is_taken & is_removed, shares, state.log_ratio),
         ),
-    ), is_taken
+    )
+    return adapted, is_taken, has_passed

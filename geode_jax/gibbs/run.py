@@ -33,8 +33,8 @@ class Draw(eqx.Module):
 class Adaptation(eqx.Module):
     """Tallies over the adaptation steps of a chain, for the inclusion probabilities and the intrinsic dimension.
 
-    `included`: sum over steps of the share of rows whose node uses direction m. `dimension`: sum over steps of the
-    share of rows whose node uses exactly p directions, p = 0..d. `steps`: how many steps were tallied.
+    `included`: sum over steps of the share of rows at whose node direction m passed the test. `dimension`: sum over
+    steps of the share of rows at whose node exactly p passed, p = 0..d. `steps`: how many steps were tallied.
     """
 
     included: Float[Array, "*batch d"]
@@ -105,15 +105,14 @@ def _draw_of(chain: Chain, problem: Problem) -> Draw:
     )
 
 
-def _tally(chain: Chain, is_tallied: Array) -> Adaptation:
+def _tally(chain: Chain, has_passed: Array, is_tallied: Array) -> Adaptation:
     share = chain.sums.count / jnp.maximum(chain.sums.count.sum(), 1.0)
-    is_active = chain.state.is_active
-    sizes = is_active.sum(axis=-1)
+    sizes = has_passed.sum(axis=-1)
     weight = is_tallied.astype(share.dtype)
     old = chain.adaptation
     return Adaptation(
-        old.included + weight * (share @ is_active),
-        old.dimension + weight * jax.ops.segment_sum(share, sizes, is_active.shape[-1] + 1),
+        old.included + weight * (share @ has_passed),
+        old.dimension + weight * jax.ops.segment_sum(share, sizes, has_passed.shape[-1] + 1),
         old.steps + weight,
     )
 
@@ -131,12 +130,12 @@ def _step(
     state, sums = sweep(key_sweep, chain.state, chain.sums, problem)
     chain = Chain(state, sums, chain.adaptation)
     if adaptation is not None:
-        adapted, is_taken = rank.adapt(key_rank, state, problem.is_available, index, adaptation)
+        adapted, is_taken, has_passed = rank.adapt(key_rank, state, problem.is_available, index, adaptation)
         in_warmup = index < num_warmup
         state = jax.tree.map(lambda new, old: jnp.where(in_warmup, new, old), adapted, state)
         chain = Chain(state, sums, chain.adaptation)
         # the first half of warm-up still carries the start
-        chain = Chain(state, sums, _tally(chain, is_taken & in_warmup & (2 * index >= num_warmup)))
+        chain = Chain(state, sums, _tally(chain, has_passed, is_taken & in_warmup & (2 * index >= num_warmup)))
     return chain, _draw_of(chain, problem)
 
 

@@ -162,7 +162,7 @@ def _kummer_excess(delta: Any, num_terms: int) -> Any:
 
 
 def gamma_correction(delta: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """h = ``-log gamma(delta + 1, 1) - log delta - 1``, and ``delta dh/ddelta``, for finite delta >= 1.
+    """H = ``-log gamma(delta + 1, 1) - log delta - 1``, and ``delta dh/ddelta``, for finite delta >= 1.
 
     h is ``log(1 + 1/delta) - log M``, below 0.33 and of order 1/delta^2. It is the innermost function of the tau
     update, so it is a polynomial: with w = 1 / (1 + delta) in (0, 1/2], h = w^2 g(w), and g is interpolated at
@@ -184,7 +184,7 @@ def gamma_correction(delta: Float[Array, "..."]) -> tuple[Float[Array, "..."], F
 def _correction_coefficients(degree: int) -> tuple[float, ...]:
     """Power coefficients of g in s = 4 w - 1, lowest first."""
 
-    def g(s: np.ndarray) -> np.ndarray:
+    def g(s: Any) -> Any:
         delta = 4.0 / (1.0 + s) - 1.0
         return (np.log1p(1.0 / delta) - np.log1p(_kummer_excess(delta, 18))) * np.square(1.0 + delta)
 

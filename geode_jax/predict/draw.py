@@ -29,4 +29,4 @@ def sample_rows(key: KeyArray, dictionary: Dictionary, draws: Draw, *, num_rows:
         basis = dictionary.bases[tree, node]
         return dictionary.centres[tree, node] + jnp.matmul(basis, eta, precision=HIGHEST) + noise
 
-    return jax.lax.map(one_row, jax.random.split(key, num_rows))
+    return jax.lax.map(one_row, jax.random.split(key, num_rows), batch_size=64)

@@ -137,6 +137,6 @@ def conditional_draws(
     def one_row(inputs: tuple[Array, Array]) -> Array:
         index, number = inputs
         keys = jax.random.split(jax.random.fold_in(key, number), num_samples)
-        return lax.map(lambda k: one_draw(k, index), keys)
+        return lax.map(lambda k: one_draw(k, index), keys, batch_size=32)
 
     return lax.map(one_row, (jnp.arange(x.shape[0]), row))

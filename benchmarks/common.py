@@ -1,0 +1,71 @@
+"""What every benchmark shares: finding data, timing, and writing results with what they depend on."""
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+_PACKAGES = ("geode-jax", "jax", "jaxlib", "numpy", "scipy", "scikit-learn", "equinox", "pymetis", "pynndescent")
+
+
+def find_data(name: str, folder: str | None = None) -> Path:
+    """Path of a data file: in `folder`, then $GEODE_JAX_DATA, then shared/data beside the checkout."""
+    places = [Path(place) for place in (folder, os.environ.get("GEODE_JAX_DATA")) if place]
+    places.append(ROOT.parent / "shared" / "data")
+    for place in places:
+        if (place / name).exists():
+            return place / name
+    looked = ", ".join(map(str, places))
+    raise SystemExit(
+        f"{name} not found in {looked}. It is not ours to redistribute; put it in a folder and name the folder with"
+        " --data or GEODE_JAX_DATA. Frey faces: (1965, 28, 20) uint8 as `images` in frey_faces.npz, from Roweis, Saul &"
+        " Hinton 2002."
+    )
+
+
+def load_frey(folder: str | None = None) -> np.ndarray:
+    """Frey faces as (1965, 560) float64 on their 0..255 scale."""
+    with np.load(find_data("frey_faces.npz", folder), allow_pickle=False) as file:
+        return file["images"].reshape(1965, 560).astype(np.float64)
+
+
+@contextmanager
+def timed(times: dict[str, float], name: str) -> Iterator[None]:
+    """Record the wall time of a block in seconds under `name`."""
+    start = time.perf_counter()
+    yield
+    times[name] = time.perf_counter() - start
+
+
+def write_result(name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> Path:
+    """Write rows of numbers with versions, machine and settings to benchmarks/results/NAME.json."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    record = {
+        "name": name,
+        "command": " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "settings": settings,
+        "versions": {package: metadata.version(package) for package in _PACKAGES},
+        "machine": {
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "processor": platform.machine(),
+            "device": str(jax.devices()[0]),
+        },
+        "date": time.strftime("%Y-%m-%d"),
+        "rows": rows,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written: {path.relative_to(ROOT)}")
+    return path

@@ -1,0 +1,69 @@
+"""The posterior predictive written out: every component of every draw as a full-covariance normal, in data units."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import linalg, special
+
+
+class Oracle(NamedTuple):
+    """Components of one tree and draw each: log weights (M,), means (M, D), covariances (M, D, D); M over F, T, K."""
+
+    log_weight: np.ndarray
+    mean: np.ndarray
+    covariance: np.ndarray
+    tree: np.ndarray
+
+    def log_joint(self, x, seen):
+        """log weight + log N(x_seen) of every component, (n, M)."""
+        out = np.empty((x.shape[0], self.log_weight.size))
+        for m in range(self.log_weight.size):
+            covariance = self.covariance[m][np.ix_(seen, seen)]
+            factor = linalg.cholesky(covariance, lower=True)
+            white = linalg.solve_triangular(factor, (x[:, seen] - self.mean[m, seen]).T, lower=True)
+            out[:, m] = -0.5 * np.square(white).sum(0) - np.log(np.diag(factor)).sum()
+        return out - 0.5 * seen.sum() * np.log(2 * np.pi) + self.log_weight
+
+    def log_density(self, x, seen):
+        return special.logsumexp(self.log_joint(x, seen), axis=1)
+
+    def conditional(self, row, seen):
+        """Weights (trees count equally), means and variances of the missing coordinates, per component."""
+        joint = self.log_joint(row[None], seen)[0]
+        weight = np.zeros_like(joint)
+        trees = np.unique(self.tree)
+        for tree in trees:
+            inside = self.tree == tree
+            weight[inside] = special.softmax(joint[inside]) / trees.size
+        means, variances = [], []
+        for mean, covariance in zip(self.mean, self.covariance, strict=True):
+            gain = linalg.solve(covariance[np.ix_(seen, seen)], covariance[np.ix_(seen, ~seen)]).T
+            means.append(mean[~seen] + gain @ (row[seen] - mean[seen]))
+            variances.append(np.diag(covariance[np.ix_(~seen, ~seen)] - gain @ covariance[np.ix_(seen, ~seen)]))
+        return weight, np.array(means), np.array(variances)
+
+
+def make_oracle(posterior, num_draws=None):
+    draws = posterior.thin(num_draws)
+    dictionary = posterior.dictionary
+    scale = dictionary.tree.scale
+    parts = []
+    trees, length = draws.log_joint.shape
+    for f in range(trees):
+        for t in range(length):
+            log_weights = np.asarray(draws.log_weights[f, t], np.float64)
+            for k in np.flatnonzero(np.isfinite(log_weights)):
+                basis = np.asarray(dictionary.bases[f, k], np.float64)
+                sigma2 = np.exp(float(draws.log_sigma2[f, t, scale[k]]))
+                alpha2 = sigma2 * np.expm1(np.asarray(draws.neg_log_u[f, t, k], np.float64))
+                covariance = basis * alpha2 @ basis.T + sigma2 * np.eye(basis.shape[0])
+                centre = np.asarray(dictionary.centres[f, k], np.float64)
+                parts.append(
+                    (
+                        log_weights[k] - np.log(trees * length),
+                        posterior.shift + posterior.scale * centre,
+                        posterior.scale[:, None] * covariance * posterior.scale,
+                        f,
+                    )
+                )
+    return Oracle(*(np.array(part) for part in zip(*parts, strict=True)))

@@ -1,0 +1,216 @@
+"""Stage one: the graph, the partition, the subspaces, the noise scales."""
+
+import numpy as np
+import pytest
+from scipy import linalg
+
+from geode_jax.build import subspace
+from geode_jax.build.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
+from geode_jax.build.noise import learn_feature_scales
+from geode_jax.build.partition import Partition, default_depth, partition_rows
+from geode_jax.build.standardise import learn_frame, to_model
+from geode_jax.build.subspace import assign_folds, learn_subspaces
+
+
+def _partition(x, depth=3, min_cell_size=5, num_neighbors=10, seed=0):
+    return partition_rows(x, neighbour_graph(x, num_neighbors, seed), depth, min_cell_size, seed)
+
+
+def _assert_valid(partition, n, min_cell_size):
+    np.testing.assert_array_equal(np.sort(partition.cells[0]), np.arange(n))
+    for node, rows in enumerate(partition.cells):
+        left = 2 * node + 1
+        if left >= len(partition.cells):
+            continue
+        children = partition.cells[left], partition.cells[left + 1]
+        assert (children[0] is None) == (children[1] is None)
+        if rows is None:
+            assert children[0] is None
+        elif children[0] is not None:
+            np.testing.assert_array_equal(np.sort(np.concatenate(children)), np.sort(rows))
+            assert min(child.size for child in children) >= min_cell_size
+
+
+def test_neighbours_are_exact_and_never_oneself():
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    found = nearest_neighbours(x, 5, 0)
+    distance = np.square(x[:, None] - x).sum(axis=-1)
+    np.fill_diagonal(distance, np.inf)
+    np.testing.assert_array_equal(np.sort(found, axis=1), np.sort(np.argsort(distance, axis=1)[:, :5], axis=1))
+
+
+def test_neighbours_of_duplicates():
+    x = np.repeat(np.random.default_rng(0).normal(size=(6, 3)), 20, axis=0)
+    found = nearest_neighbours(x, 7, 0)
+    assert found.shape == (120, 7)
+    assert not (found == np.arange(120)[:, None]).any()
+    assert (found // 20 == np.arange(120)[:, None] // 20).all()
+
+
+def test_graph_is_symmetric_without_loops():
+    x = np.random.default_rng(1).normal(size=(80, 3)).astype(np.float32)
+    graph = neighbour_graph(x, 6, 0)
+    assert (graph != graph.T).nnz == 0
+    assert graph.diagonal().sum() == 0
+    assert set(np.unique(graph.data)) == {1, 2}
+
+
+def test_search_switches_to_approximate():
+    assert uses_exact_search(40_000, 784)
+    assert not uses_exact_search(40_001, 784)
+    assert uses_exact_search(1_000_000, 3)
+
+
+@pytest.mark.slow
+def test_approximate_neighbours_recall(monkeypatch):
+    """Recall of pynndescent above 0.9; about a minute, most of it numba's compilation."""
+    x = np.random.default_rng(0).normal(size=(3000, 12)).astype(np.float32)
+    exact = nearest_neighbours(x, 10, 0)
+    monkeypatch.setattr("geode_jax.build.neighbours.EXACT_MAX_ROWS", 100)
+    found = nearest_neighbours(x, 10, 0)
+    recall = np.mean([np.isin(a, b).mean() for a, b in zip(exact, found, strict=True)])
+    assert recall > 0.9
+    assert not (found == np.arange(3000)[:, None]).any()
+
+
+def test_partition_is_nested_and_even():
+    x = np.random.default_rng(0).normal(size=(400, 3))
+    partition = _partition(x)
+    _assert_valid(partition, 400, 5)
+    assert partition.is_present.all()
+    assert all(35 <= partition.cells[k].size <= 65 for k in range(7, 15))
+
+
+def test_components_are_not_cut():
+    """METIS alone would cut components of 40 and 360 rows into 200 and 200."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(40, 3)), 50 + rng.normal(size=(360, 3))])
+    partition = _partition(x, depth=2)
+    _assert_valid(partition, 400, 5)
+    assert {partition.cells[1].size, partition.cells[2].size} == {40, 360}
+
+
+def test_many_components_are_grouped_by_place():
+    rng = np.random.default_rng(0)
+    places = np.array([0, 1, 2, 3, 100, 101, 102, 103]) * 100.0
+    x = np.concatenate([np.array([place, 0.0]) + rng.normal(size=(30, 2)) for place in places])
+    partition = _partition(x, depth=1, num_neighbors=5)
+    sides = {frozenset(np.unique(partition.cells[k] // 30).tolist()) for k in (1, 2)}
+    assert sides == {frozenset(range(4)), frozenset(range(4, 8))}
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 9])
+def test_partition_of_few_rows(n):
+    x = np.random.default_rng(0).normal(size=(n, 4))
+    partition = _partition(x, depth=3, min_cell_size=2, num_neighbors=min(10, n - 1))
+    _assert_valid(partition, n, 2)
+
+
+def test_partition_of_duplicates():
+    x = np.repeat(np.random.default_rng(0).normal(size=(3, 4)), 40, axis=0)
+    partition = _partition(x, depth=3)
+    _assert_valid(partition, 120, 5)
+
+
+def test_cells_too_small_or_uneven_become_leaves():
+    """One row far off is a component of its own below the smallest cell: it stays with its nearest side."""
+    x = np.concatenate([np.random.default_rng(0).normal(size=(60, 2)), [[1e3, 1e3]]])
+    partition = _partition(x, depth=4, min_cell_size=10, num_neighbors=3)
+    _assert_valid(partition, 61, 10)
+    assert not partition.is_present.all()
+
+
+def test_nodes_at_cover_the_rows():
+    x = np.random.default_rng(0).normal(size=(100, 2))
+    partition = _partition(x, depth=4, min_cell_size=12)
+    for scale in range(5):
+        covering = np.concatenate([partition.cells[k] for k in partition.nodes_at(scale)])
+        np.testing.assert_array_equal(np.sort(covering), np.arange(100))
+
+
+def test_default_depth():
+    assert [default_depth(n, 40) for n in (5, 79, 80, 1000, 10**9)] == [0, 0, 1, 4, 7]
+
+
+def _oracle(rows, rank):
+    centre = rows.mean(axis=0)
+    return centre, np.linalg.svd(rows - centre, full_matrices=False)[2][:rank].T
+
+
+@pytest.mark.parametrize("shape", [(90, 6), (30, 200)], ids=["moments", "gram"])
+def test_subspaces_match_the_svd_of_each_fold(shape):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape) * np.geomspace(3, 0.3, shape[1]) + 5.0
+    folds = assign_folds(shape[0], 3, rng)
+    whole = Partition(0, (np.arange(shape[0]),))
+    found = learn_subspaces(x, whole, 3, folds, 0)
+    assert found.ranks == [3]
+    for group in range(4):
+        rows = x if group == 0 else x[folds != group - 1]
+        centre, basis = _oracle(rows, 3)
+        np.testing.assert_allclose(found.centres[group, 0], centre, atol=1e-10)
+        np.testing.assert_allclose(found.bases[group, 0].T @ found.bases[group, 0], np.eye(3), atol=1e-12)
+        assert linalg.subspace_angles(found.bases[group, 0], basis).max() < 1e-6
+
+
+def test_randomised_subspaces(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5)) @ rng.normal(size=(5, 150)) + 0.01 * rng.normal(size=(200, 150))
+    monkeypatch.setattr(subspace, "EXACT_MAX_SIDE", 50)
+    found = learn_subspaces(x, Partition(0, (np.arange(200),)), 5, None, 0)
+    assert linalg.subspace_angles(found.bases[0, 0], _oracle(x, 5)[1]).max() < 1e-3
+
+
+def test_subspaces_of_duplicate_rows_and_small_cells():
+    """Directions without data are zero columns, never NaN; the rank allows for every fold."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([np.repeat(rng.normal(size=(1, 8)), 20, axis=0), rng.normal(size=(4, 8))])
+    cells = (np.arange(24), np.arange(20), np.arange(20, 24))
+    found = learn_subspaces(x.astype(np.float32), Partition(1, cells), 6, np.arange(24) % 3, 0)
+    assert np.isfinite(found.bases).all()
+    assert list(found.ranks) == [6, 6, 1]
+    assert not found.bases[:, 1].any()
+    assert not found.bases[:, 2, :, 1:].any()
+
+
+def test_constant_features_lie_in_no_direction():
+    x = np.random.default_rng(0).normal(size=(50, 5))
+    x[:, 2] = 7.0
+    found = learn_subspaces(x, Partition(0, (np.arange(50),)), 4, None, 0)
+    np.testing.assert_allclose(found.bases[0, 0, 2], 0.0, atol=1e-10)
+
+
+def test_noise_scales_recover_the_truth():
+    """Rank-2 signal and noise of known relative size per feature: estimates within 25%.
+
+    The sampling sd is 3%; a quiet feature with a large loading loses its leverage, up to a fifth, to the subspace.
+    """
+    rng = np.random.default_rng(0)
+    truth = np.geomspace(0.3, 3.0, 30)
+    truth /= np.exp(np.log(truth).mean())
+    x = rng.normal(size=(500, 2)) @ rng.normal(size=(2, 30)) * 3 + truth * rng.normal(size=(500, 30))
+    found = learn_feature_scales(x, Partition(0, (np.arange(500),)), 2, num_rounds=3, num_folds=5, floor=0.05, seed=0)
+    np.testing.assert_allclose(np.log(found).mean(), 0.0, atol=1e-12)
+    np.testing.assert_allclose(found, truth, rtol=0.25)
+
+
+def test_noise_scale_of_a_constant_feature_is_the_floor():
+    x = np.random.default_rng(0).normal(size=(100, 10))
+    x[:, 3] = 0.0
+    found = learn_feature_scales(x, Partition(0, (np.arange(100),)), 2, num_rounds=3, num_folds=5, floor=0.05, seed=0)
+    assert np.argmin(found) == 3
+    assert found[3] > 0.01 * found.max()
+
+
+def test_frame_is_invariant_and_exact_far_from_the_origin():
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    base = to_model(x, learn_frame(x), np.dtype(np.float64))
+    moved = 1e6 + 1e-3 * x
+    np.testing.assert_allclose(to_model(moved, learn_frame(moved), np.dtype(np.float64)), base, atol=1e-5)
+    np.testing.assert_allclose(np.sqrt(np.mean(np.square(base))), 1.0)
+
+
+def test_frame_refuses_equal_rows():
+    for value in (0.0, 0.1, 1e8):
+        with pytest.raises(ValueError, match="all rows are equal"):
+            learn_frame(np.full((5, 3), value))

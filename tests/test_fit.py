@@ -1,0 +1,273 @@
+"""The whole pipeline: units, seeds, types, shapes, tracing, saving."""
+
+import dataclasses
+import warnings
+import zipfile
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from conftest import DICTIONARY, SAMPLER
+
+import geode_jax
+from geode_jax.gibbs import run as run_module
+
+TINY = geode_jax.SamplerSettings(num_warmup=10, num_samples=10, segment_length=10)
+
+
+def _tiny(x, key=0, **settings):
+    options = {"num_trees": 1, **settings}
+    return geode_jax.fit(jax.random.key(key), x, dictionary=geode_jax.DictionarySettings(**options), sampler=TINY)
+
+
+def test_scaling_and_moving_the_data_changes_only_the_units(data):
+    """fit(c Y + t) has the same posterior in the new units: same draws, log density less D log c."""
+    key = jax.random.key(3)
+    options = {"dictionary": DICTIONARY, "sampler": SAMPLER, "dtype": "float64"}
+    base = geode_jax.fit(key, data, **options)
+    rows = data[:9] + 0.3
+    # A factor of 2^k is exact. Others round, and rounding may flip the acceptance of a single draw now and then, after
+    # which the chains, which share their randomness, come together again.
+    for factor, offset, tolerance in ((8.0, 0.0, 1e-12), (12.5, -300.0, 1e-3)):
+        moved = geode_jax.fit(key, offset + factor * data, **options)
+        np.testing.assert_allclose(moved.draws.log_joint, base.draws.log_joint, rtol=10 * tolerance)
+        np.testing.assert_allclose(
+            moved.sigma.mean(axis=2)[..., 2], factor * base.sigma.mean(axis=2)[..., 2], rtol=10 * tolerance
+        )
+        np.testing.assert_allclose(
+            geode_jax.log_density(moved, offset + factor * rows),
+            geode_jax.log_density(base, rows) - 6 * np.log(factor),
+            rtol=tolerance,
+        )
+
+
+def test_same_key_same_posterior(data):
+    first, second = (geode_jax.fit(jax.random.key(5), data, dictionary=DICTIONARY, sampler=SAMPLER) for _ in range(2))
+    assert eqx.tree_equal(first.draws, second.draws)
+    other = geode_jax.fit(jax.random.key(6), data, dictionary=DICTIONARY, sampler=SAMPLER)
+    assert not np.array_equal(first.draws.log_joint, other.draws.log_joint)
+
+
+def test_chains_and_segments_do_not_change_a_chain(data):
+    """A sweep's randomness depends on the chain's key and the sweep's number, not on how the run is cut."""
+    one = geode_jax.fit(jax.random.key(5), data, dictionary=DICTIONARY, sampler=SAMPLER)
+    cut = geode_jax.fit(
+        jax.random.key(5), data, dictionary=DICTIONARY, sampler=dataclasses.replace(SAMPLER, segment_length=7)
+    )
+    np.testing.assert_allclose(one.draws.log_joint, cut.draws.log_joint, rtol=1e-5)
+
+
+def test_draws_have_the_stated_shapes(posterior):
+    draws, dictionary = posterior.draws, posterior.dictionary
+    assert draws.log_joint.shape == (2, 2, 30)
+    assert draws.neg_log_u.shape == draws.tau.shape == draws.is_active.shape == (2, 2, 30, 7, 3)
+    assert draws.log_sigma2.shape == (2, 2, 30, 3)
+    assert dictionary.bases.shape == (2, 7, 6, 3)
+    assert draws.count.sum(axis=-1).min() == draws.count.sum(axis=-1).max() == 90
+    assert posterior.scale_weights.shape == (2, 2, 30, 3)
+    np.testing.assert_allclose(posterior.scale_weights.sum(axis=-1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(posterior.intrinsic_dimension_probabilities.sum(), 1.0, rtol=1e-5)
+    assert posterior.inclusion_probabilities.shape == (3,)
+    assert ((posterior.inclusion_probabilities >= 0) & (posterior.inclusion_probabilities <= 1)).all()
+    assert (posterior.draws.tau >= 1).all()
+    assert (draws.neg_log_u[~draws.is_active] == 0).all()
+
+
+def test_thinning_keeps_every_other_sweep(data):
+    dense = geode_jax.fit(jax.random.key(5), data, dictionary=DICTIONARY, sampler=SAMPLER)
+    sparse = geode_jax.fit(
+        jax.random.key(5), data, dictionary=DICTIONARY, sampler=dataclasses.replace(SAMPLER, num_samples=15, thinning=2)
+    )
+    np.testing.assert_array_equal(dense.draws.log_joint[:, :, 1::2], sparse.draws.log_joint)
+
+
+def test_rank_adaptation_stops_with_warmup(posterior):
+    is_active = np.asarray(posterior.draws.is_active)
+    assert (is_active == is_active[:, :, :1]).all()
+
+
+def test_intrinsic_dimension_of_a_plane():
+    """Two directions of signal in D = 12, one node: the posterior mode is 2, and 0 has no mass."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2)) @ np.linalg.qr(rng.normal(size=(12, 2)))[0].T * 5 + 0.1 * rng.normal(size=(300, 12))
+    fitted = geode_jax.fit(
+        jax.random.key(0),
+        x,
+        dictionary=geode_jax.DictionarySettings(num_trees=1, depth=0, max_rank=6),
+        sampler=geode_jax.SamplerSettings(num_warmup=200, num_samples=50),
+    )
+    assert fitted.intrinsic_dimension == 2
+    assert fitted.intrinsic_dimension_probabilities[2] > 0.95
+    np.testing.assert_array_less(fitted.inclusion_probabilities[2:], 0.05)
+
+
+def test_the_sweep_is_traced_once(data, monkeypatch):
+    """Whatever the number of segments and chains; and a second fit of the same shapes traces nothing."""
+    traces = []
+    original = run_module.sweep
+
+    def counted(*arguments):
+        traces.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(run_module, "sweep", counted)
+    x = data[:77]  # a shape no other test uses
+    settings = dataclasses.replace(SAMPLER, num_chains=3, num_samples=33)
+    geode_jax.fit(jax.random.key(0), x, dictionary=DICTIONARY, sampler=settings)
+    assert len(traces) == 1
+    longer = dataclasses.replace(settings, num_samples=50, num_warmup=20)
+    geode_jax.fit(jax.random.key(1), x + 1.0, dictionary=DICTIONARY, sampler=longer)
+    assert len(traces) == 1
+
+
+def test_float64_leaves_the_global_setting_alone(data):
+    before = jax.config.jax_enable_x64
+    fitted = geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, dtype="float64")
+    assert fitted.draws.neg_log_u.dtype == np.float64
+    assert fitted.dictionary.bases.dtype == np.float64
+    assert jax.config.jax_enable_x64 == before
+    assert jnp.ones(2).dtype == np.float32
+    assert geode_jax.log_density(fitted, data).dtype == np.float64
+    assert geode_jax.sample(jax.random.key(0), fitted, 3).dtype == np.float64
+
+
+def test_float32_and_float64_agree(data):
+    """Same model, other precision: posterior means of sigma within Monte Carlo error (long runs, two trees)."""
+    options = {"dictionary": DICTIONARY, "sampler": dataclasses.replace(SAMPLER, num_warmup=100, num_samples=300)}
+    densities = [
+        geode_jax.log_density(geode_jax.fit(jax.random.key(9), data, dtype=dtype, **options), data).mean()
+        for dtype in ("float32", "float64")
+    ]
+    assert abs(densities[0] - densities[1]) < 0.1
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 3), (5, 4), (5, 1), (6, 40), (30, 2), (25, 60)], ids=lambda shape: "x".join(map(str, shape))
+)
+def test_odd_shapes(shape):
+    """n < d, one feature, a handful of rows, D above n: fit, score, sample and impute stay finite."""
+    x = np.random.default_rng(0).normal(size=shape)
+    fitted = _tiny(x)
+    assert np.isfinite(geode_jax.log_density(fitted, x)).all()
+    assert np.isfinite(geode_jax.sample(jax.random.key(0), fitted, 5)).all()
+    if shape[1] > 1:
+        hidden = x.copy()
+        hidden[:, 0] = np.nan
+        assert np.isfinite(geode_jax.impute_mean(fitted, hidden)).all()
+
+
+@pytest.mark.parametrize("case", ["duplicates", "constant features", "components", "outlier", "huge", "tiny"])
+def test_odd_data(case):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 5))
+    if case == "duplicates":
+        x = np.repeat(x[:6], 10, axis=0)
+    elif case == "constant features":
+        x[:, 1:4] = 3.0
+    elif case == "components":
+        x[:20] += 1000.0
+    elif case == "outlier":
+        x[0] = 1e6
+    elif case == "huge":
+        x *= 1e150
+    elif case == "tiny":
+        x *= 1e-150
+    fitted = _tiny(x, depth=2, min_cell_size=4)
+    assert np.isfinite(geode_jax.log_density(fitted, x)).all()
+    assert np.isfinite(geode_jax.sample(jax.random.key(0), fitted, 5)).all()
+
+
+def test_published_settings(data):
+    fitted = geode_jax.fit(
+        jax.random.key(0),
+        data,
+        dictionary=geode_jax.DictionarySettings.published(max_rank=3, depth=2),
+        sampler=dataclasses.replace(SAMPLER, shrinkage=geode_jax.PublishedShrinkage()),
+    )
+    assert fitted.num_trees == 1
+    assert np.ptp(fitted.scale) == 0
+    assert np.isfinite(geode_jax.log_density(fitted, data)).all()
+
+
+def _variants(x):
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    return {
+        "fortran": np.asfortranarray(x),
+        "read-only": frozen,
+        "list": x.tolist(),
+        "jax": jnp.asarray(x),
+        "pandas": pd.DataFrame(x, columns=list("abcdef")),
+        "polars": pl.DataFrame(x, schema=list("abcdef")),
+        "strided": np.repeat(x, 2, axis=0)[::2],
+    }
+
+
+@pytest.mark.parametrize("kind", ["fortran", "read-only", "list", "jax", "pandas", "polars", "strided"])
+def test_kinds_of_input(data, kind):
+    x = np.round(data).astype(np.float32)
+    same, expected = _tiny(_variants(x)[kind]), _tiny(x)
+    np.testing.assert_allclose(same.draws.log_joint, expected.draws.log_joint, rtol=1e-5)
+    np.testing.assert_allclose(
+        geode_jax.log_density(same, _variants(x)[kind]), geode_jax.log_density(expected, x), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8, np.uint8, np.int64, bool])
+def test_types_of_input(data, dtype):
+    x = (data > 40).astype(dtype) if dtype is bool else np.round(data).astype(dtype)
+    before = x.copy()
+    fitted = _tiny(x)
+    assert np.isfinite(geode_jax.log_density(fitted, x)).all()
+    np.testing.assert_array_equal(x, before)
+
+
+def test_missing_values_of_pandas(posterior, data):
+    frame = pd.DataFrame(data[:3]).astype("Float64")
+    frame.iloc[1, 2] = pd.NA
+    hidden = data[:3].copy()
+    hidden[1, 2] = np.nan
+    np.testing.assert_array_equal(geode_jax.impute_mean(posterior, frame), geode_jax.impute_mean(posterior, hidden))
+
+
+def test_save_and_load(posterior, data, tmp_path):
+    path = tmp_path / "model.npz"
+    posterior.save(path)
+    loaded = geode_jax.Posterior.load(path)
+    assert loaded.dictionary_settings == posterior.dictionary_settings
+    assert loaded.prior == posterior.prior
+    assert loaded.sampler_settings == posterior.sampler_settings
+    assert loaded.dtype == posterior.dtype
+    np.testing.assert_array_equal(geode_jax.log_density(loaded, data), geode_jax.log_density(posterior, data))
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_damaged_files_are_refused(posterior, tmp_path):
+    path = tmp_path / "model.npz"
+    posterior.save(path)
+    whole = path.read_bytes()
+    for name, content in {"empty": b"", "half": whole[: len(whole) // 2], "text": b"not a model"}.items():
+        damaged = tmp_path / name
+        damaged.write_bytes(content)
+        with pytest.raises(ValueError, match=r"path: expected a file written by Posterior\.save"):
+            geode_jax.Posterior.load(damaged)
+    np.savez(tmp_path / "other.npz", a=np.ones(3))
+    np.savez(tmp_path / "pickled.npz", header=np.array([{"a": 1}], dtype=object))
+    with zipfile.ZipFile(tmp_path / "zip.npz", "w") as file:
+        file.writestr("header.npy", "nothing")
+    for name in ("other.npz", "pickled.npz", "zip.npz"):
+        with pytest.raises(ValueError, match=r"path: expected a file written by Posterior\.save"):
+            geode_jax.Posterior.load(tmp_path / name)
+
+
+def test_non_finite_sampling_is_reported(data, monkeypatch):
+    def broken(key, state, sums, *rest):
+        return jnp.full_like(state.log_sigma2, jnp.nan)
+
+    monkeypatch.setattr("geode_jax.gibbs.noise.draw", broken)
+    with warnings.catch_warnings(), pytest.raises(FloatingPointError, match="log joint became non-finite"):
+        geode_jax.fit(jax.random.key(0), data[:71], dictionary=DICTIONARY, sampler=SAMPLER)

@@ -1,0 +1,116 @@
+"""A reader can tell from a path what a file may import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "geode_jax"
+
+# Every module's layer; a module imports only from lower layers of the package, or its own folder's earlier files.
+LAYERS = {
+    "_typing": 0,
+    "_checks": 0.5,
+    "settings": 1,
+    "math.truncated": 2,
+    "math.lowrank": 2,
+    "math.streaming": 2,
+    "build.standardise": 2,
+    "build.neighbours": 2,
+    "build.partition": 2,
+    "build.subspace": 2.1,
+    "build.noise": 2.2,
+    "tree": 3,
+    "dictionary": 4,
+    "statistics": 5,
+    "state": 6,
+    "model": 7,
+    "gibbs.allocation": 8,
+    "gibbs.weights": 8,
+    "gibbs.scales": 8,
+    "gibbs.shrinkage": 8,
+    "gibbs.noise": 8,
+    "gibbs.rank": 8,
+    "gibbs.sweep": 9,
+    "gibbs.run": 10,
+    "posterior": 11,
+    "fit": 12,
+    "predict.density": 12,
+    "predict.draw": 12,
+    "predict.partial": 12,
+    "predict.impute": 12.1,
+    "predict.predictive": 12.2,
+    "estimators.density": 13,
+    "interop.plots": 14,
+    "demo.baselines": 14,
+    "demo.digits": 15,
+    "__main__": 16,
+}
+STAGE_ONE_FORBIDS = {"jax", "jaxlib", "equinox", "numpyro"}
+STAGE_TWO_FORBIDS = {"scipy", "sklearn", "pymetis", "pynndescent"}
+STAGE_TWO = ("gibbs.", "math.", "tree", "statistics", "state", "model")
+# Optional or slow to import: only where it is used.
+LAZY = {
+    "pynndescent": {"build.neighbours"},
+    "matplotlib.figure": {"demo.digits"},
+    "geode_jax.interop.plots": {"demo.digits"},
+}
+
+
+def _modules():
+    for path in sorted(ROOT.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if not name.endswith("__init__"):
+            yield name, path
+
+
+def _imports(path):
+    """(imported module, whether inside a function) of every import statement."""
+    tree = ast.parse(path.read_text())
+    inner = {id(node) for outer in ast.walk(tree) if isinstance(outer, ast.FunctionDef) for node in ast.walk(outer)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) in inner
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module
+            for alias in node.names:
+                is_module = (ROOT.parent / Path(*module.split(".")) / f"{alias.name}.py").exists()
+                yield (f"{module}.{alias.name}" if is_module else module), id(node) in inner
+
+
+@pytest.mark.parametrize(("name", "path"), list(_modules()), ids=[name for name, _ in _modules()])
+def test_imports_point_down(name, path):
+    assert name in LAYERS, "give the new module a layer"
+    for imported, is_inner in _imports(path):
+        top = imported.split(".")[0]
+        if is_inner:
+            assert name in LAZY.get(imported, ()), f"{imported} is imported inside a function"
+        if top == "geode_jax":
+            assert imported != "geode_jax", "import the module that defines a name"
+            assert LAYERS[imported.removeprefix("geode_jax.")] < LAYERS[name], f"{name} imports {imported}"
+        if name.startswith("build."):
+            assert top not in STAGE_ONE_FORBIDS
+        if name.startswith(STAGE_TWO):
+            assert top not in STAGE_TWO_FORBIDS
+
+
+def test_inner_packages_are_empty():
+    for path in ROOT.rglob("__init__.py"):
+        if path.parent != ROOT:
+            assert not path.read_text()
+
+
+def test_import_has_no_side_effects():
+    """Importing the package starts no backend, makes no array, changes no JAX setting, and imports nothing slow."""
+    code = (
+        "import jax; before = dict(jax.config.values);"
+        "import geode_jax, sys;"
+        "assert dict(jax.config.values) == before;"
+        "from jax._src import xla_bridge; assert not xla_bridge._backends;"
+        "assert not {'pynndescent', 'numba', 'matplotlib', 'numpyro'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

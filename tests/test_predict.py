@@ -1,0 +1,174 @@
+"""Predictions against a dense oracle that knows nothing of trees, bases or float32."""
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from scipy import special, stats
+
+import geode_jax
+from geode_jax.math.streaming import block_size, map_row_blocks
+
+SEEN = np.array([True, False, True, True, False, True])
+EVERY = 31  # all nodes, so that nothing is pruned
+
+
+@pytest.fixture(scope="module")
+def dense(posterior):
+    return oracle.make_oracle(posterior)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(5)
+    return 40.0 + 10.0 * rng.normal(size=(7, 6))
+
+
+def _hide(rows, seen):
+    return np.where(seen, rows, np.nan)
+
+
+def _tolerance(posterior):
+    return {"rtol": 3e-5, "atol": 3e-4} if posterior.dtype == np.float32 else {"rtol": 1e-9, "atol": 1e-9}
+
+
+def test_log_density(posterior, dense, rows):
+    expected = dense.log_density(rows, np.ones(6, bool))
+    np.testing.assert_allclose(geode_jax.log_density(posterior, rows), expected, **_tolerance(posterior))
+
+
+def test_marginal_log_density(posterior, dense, rows):
+    found = geode_jax.log_density(posterior, _hide(rows, SEEN), num_draws=200, num_candidates=EVERY)
+    np.testing.assert_allclose(found, dense.log_density(rows, SEEN), **_tolerance(posterior))
+
+
+def test_partial_path_agrees_with_complete_path(posterior, rows):
+    """One hidden coordinate and its marginal: the two code paths meet where one integrates to the other."""
+    grid = np.linspace(-200, 280, 4001)
+    row = np.repeat(rows[:1], grid.size, axis=0)
+    row[:, 1] = grid
+    density = np.exp(geode_jax.log_density(posterior, row))
+    marginal = geode_jax.log_density(posterior, _hide(rows[:1], np.arange(6) != 1), num_draws=200, num_candidates=EVERY)
+    np.testing.assert_allclose(np.log(np.trapezoid(density, grid)), marginal[0], atol=2e-3)
+
+
+def test_density_integrates_to_one(data):
+    """In two dimensions, on a grid."""
+    small = geode_jax.fit(
+        jax.random.key(1),
+        data[:, :2],
+        dictionary=geode_jax.DictionarySettings(num_trees=1, depth=1),
+        sampler=geode_jax.SamplerSettings(num_warmup=20, num_samples=10, segment_length=10),
+    )
+    low, high = data[:, :2].min(axis=0), data[:, :2].max(axis=0)
+    axes = [np.linspace(a - 3 * (b - a), b + 3 * (b - a), 501) for a, b in zip(low, high, strict=True)]
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+    density = np.exp(geode_jax.log_density(small, points)).reshape(501, 501)
+    total = np.trapezoid(np.trapezoid(density, axes[1], axis=1), axes[0])
+    np.testing.assert_allclose(total, 1.0, atol=5e-3)
+
+
+def test_conditional_mean(posterior, dense, rows):
+    found = geode_jax.impute_mean(posterior, _hide(rows, SEEN), num_draws=200, num_candidates=EVERY)
+    np.testing.assert_array_equal(found[:, SEEN], rows[:, SEEN])
+    for row, filled in zip(rows, found, strict=True):
+        weight, mean, _ = dense.conditional(row, SEEN)
+        np.testing.assert_allclose(filled[~SEEN], weight @ mean, rtol=2e-4 if posterior.dtype == np.float32 else 1e-9)
+
+
+def test_intervals(posterior, dense, rows):
+    """Ends of the interval are quantiles: the oracle's mixture over all draws has the right mass below them.
+
+    Draws are merged within a node, so the levels agree to within a part of the tail, not to rounding; these short
+    chains on few rows are about as different from each other as draws get.
+    """
+    found = geode_jax.impute(posterior, _hide(rows, SEEN), interval=0.8, num_draws=200, num_candidates=EVERY)
+    mean = geode_jax.impute_mean(posterior, _hide(rows, SEEN), num_draws=200, num_candidates=EVERY)
+    np.testing.assert_allclose(found.filled, mean, rtol=1e-5)
+    for i, row in enumerate(rows):
+        weight, mean, variance = dense.conditional(row, SEEN)
+        for end, level in ((found.lower, 0.1), (found.upper, 0.9)):
+            mass = weight @ special.ndtr((end[i, ~SEEN] - mean) / np.sqrt(variance))
+            np.testing.assert_allclose(mass, level, atol=0.03)
+    np.testing.assert_array_equal(found.lower[:, SEEN], rows[:, SEEN])
+    np.testing.assert_array_equal(found.upper[:, SEEN], rows[:, SEEN])
+
+
+def test_conditional_draws(posterior, dense, rows):
+    """KS of 3000 draws of each missing coordinate against the oracle's mixture; false alarm 1e-4 in all."""
+    hidden = _hide(rows[:2], SEEN)
+    draws = geode_jax.impute_draws(jax.random.key(4), posterior, hidden, 3000, num_draws=200, num_candidates=EVERY)
+    assert draws.shape == (3000, 2, 6)
+    p_values, products = [], []
+    for i in range(2):
+        weight, mean, variance = dense.conditional(rows[i], SEEN)
+        for j, column in enumerate(np.flatnonzero(~SEEN)):
+
+            def cdf(v, j=j, weight=weight, mean=mean, variance=variance):
+                return special.ndtr((np.asarray(v)[:, None] - mean[:, j]) / np.sqrt(variance[:, j])) @ weight
+
+            p_values.append(stats.kstest(draws[:, i, column], cdf).pvalue)
+        products.append(np.corrcoef(draws[:, i, ~SEEN].T)[0, 1])
+    assert min(p_values) > 1e-4 / 4
+    assert (draws[:, :, SEEN] == rows[:2, SEEN]).all()
+
+
+def test_samples(posterior, dense):
+    """KS of each coordinate of 4000 samples, and of two projections, against the oracle; false alarm 1e-4 in all."""
+    samples = geode_jax.sample(jax.random.key(8), posterior, 4000)
+    assert samples.shape == (4000, 6)
+    rng = np.random.default_rng(0)
+    p_values = []
+    weight = np.exp(dense.log_weight)
+    for direction in [*np.eye(6), *rng.normal(size=(2, 6))]:
+        mean = dense.mean @ direction
+        deviation = np.sqrt(np.einsum("i,mij,j->m", direction, dense.covariance, direction))
+
+        def cdf(v, mean=mean, deviation=deviation):
+            return special.ndtr((np.asarray(v)[:, None] - mean) / deviation) @ weight
+
+        p_values.append(stats.kstest(samples @ direction, cdf).pvalue)
+    assert min(p_values) > 1e-4 / len(p_values)
+
+
+def test_pruned_candidates_agree_on_rows_like_the_data(posterior, data):
+    hidden = _hide(data[:20], SEEN)
+    full = geode_jax.log_density(posterior, hidden, num_candidates=EVERY)
+    pruned = geode_jax.log_density(posterior, hidden, num_candidates=4)
+    assert (pruned <= full + 1e-4).all()
+    np.testing.assert_allclose(pruned, full, atol=0.05)
+
+
+def test_a_row_does_not_depend_on_its_company(posterior, rows):
+    hidden = _hide(rows, SEEN)
+    np.testing.assert_array_equal(
+        geode_jax.log_density(posterior, rows)[2:3], geode_jax.log_density(posterior, rows[2:3])
+    )
+    np.testing.assert_array_equal(
+        geode_jax.impute_mean(posterior, hidden)[2:3], geode_jax.impute_mean(posterior, hidden[2:3])
+    )
+
+
+def test_rows_with_few_observed_entries(posterior, rows):
+    """Fewer observed entries than directions: G is singular."""
+    seen = np.arange(6) == 2
+    found = geode_jax.impute(posterior, _hide(rows, seen))
+    assert all(np.isfinite(part).all() for part in found)
+    assert (found.lower <= found.filled).all()
+    assert (found.filled <= found.upper).all()
+
+
+def test_blocks_are_bounded_and_complete():
+    assert block_size(1) == 64
+    assert block_size(1, largest=8) == 8
+    assert block_size(2**20, budget=2**24) == 16
+    assert block_size(2**40) == 1
+    seen = []
+
+    def double(block):
+        seen.append(block.shape)
+        return 2 * block
+
+    x = np.arange(10.0, dtype=np.float32)[:, None]
+    np.testing.assert_array_equal(map_row_blocks(double, x, bytes_per_row=2**26), 2 * x)
+    assert set(seen) == {(4, 1)}
