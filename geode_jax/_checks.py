@@ -59,10 +59,10 @@ def check_dtype(dtype: Any) -> np.dtype:
     try:
         found = np.dtype(dtype)
     except TypeError:
-        found = None
-    if found not in (np.dtype(np.float32), np.dtype(np.float64)):
+        found = np.dtype(object)
+    if dtype is None or found.name not in ("float32", "float64"):
         raise ValueError(f"dtype: expected float32 or float64, got {dtype!r}")
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:

@@ -13,7 +13,7 @@ from jax import lax
 from geode_jax._typing import Array, Bool, Float, Int, KeyArray
 from geode_jax.gibbs import rank
 from geode_jax.gibbs.sweep import Problem, sweep
-from geode_jax.model import log_joint, sample_prior
+from geode_jax.model import log_joint
 from geode_jax.settings import RankAdaptation, SamplerSettings
 from geode_jax.state import NodeSums, State, node_sums
 
@@ -58,37 +58,42 @@ class Samples(NamedTuple):
 
 
 def initial_chain(key: KeyArray, problem: Problem) -> Chain:
-    """An over-dispersed start: parameters from the prior, memberships at the nearest node of a random scale.
+    """An over-dispersed start: memberships at the nearest node of a random scale, the rest spread widely.
 
     The scale is drawn per row from chain-specific weights, so that chains begin with different mixtures of coarse and
-    fine nodes. The noise level is that of the rows at their nodes, multiplied by a log-normal factor.
+    fine nodes. The noise level is that of the rows at their nodes times a log-normal factor, tau comes from its prior,
+    and u starts at 1/2 as in the author's code.
     """
-    key_prior, key_scale, key_row, key_noise = jax.random.split(key, 4)
+    key_scale, key_row, key_noise, key_tau, key_stop, key_right = jax.random.split(key, 6)
     statistics, tree = problem.statistics, problem.tree
     num_rows = statistics.residual.shape[1]
     dtype = statistics.residual.dtype
-    prior_state = sample_prior(key_prior, tree, problem.prior, problem.is_available, num_rows, dtype)
-    log_scale_weights = jax.random.loggamma(key_scale, 1.0, (tree.num_scales,), dtype)
+    log_scale_weights = 1.5 * jax.random.normal(key_scale, (tree.num_scales,), dtype)
     row_scale = jax.random.categorical(key_row, log_scale_weights, shape=(num_rows,))
+    scale = jnp.asarray(tree.scale)[:, None]
     # a row whose cell ends above its scale starts at the leaf there
-    may_hold = tree.is_present[:, None] & (
-        (jnp.asarray(tree.scale)[:, None] == row_scale)
-        | (tree.is_leaf[:, None] & (jnp.asarray(tree.scale)[:, None] < row_scale))
-    )
+    may_hold = tree.is_present[:, None] & ((scale == row_scale) | (tree.is_leaf[:, None] & (scale < row_scale)))
     distance = statistics.residual + 0.5 * statistics.squared.sum(axis=-1)
     node = jnp.argmin(jnp.where(may_hold, distance, jnp.inf), axis=0).astype(jnp.int32)
     sums = node_sums(statistics, node)
+
     count = jnp.maximum(tree.sum_over_scales(sums.count), 1.0)
     level = tree.sum_over_scales(sums.residual) / (count * problem.num_features)
     overall = jnp.maximum(sums.residual.sum() / (num_rows * problem.num_features), 1e-6)
     jitter = 0.5 * jax.random.normal(key_noise, (tree.num_scales,), dtype)
-    state = eqx.tree_at(
-        lambda it: (it.node, it.log_sigma2),
-        prior_state,
-        (node, jnp.log(jnp.where(level > 1e-6, level, overall)) + jitter),
+    shape = problem.is_available.shape
+    spread = [1.5 * jax.random.normal(k, (tree.num_nodes,), dtype) for k in (key_stop, key_right)]
+    state = State(
+        node=node,
+        logit_stop=jnp.where(tree.is_internal, spread[0], jnp.inf),
+        logit_right=jnp.where(tree.is_internal, spread[1], 0.0),
+        log_neg_log_u=jnp.full(shape, jnp.log(jnp.log(2.0)), dtype),
+        tau_excess=jax.random.exponential(key_tau, shape, dtype) / problem.prior.tau_rate,
+        log_sigma2=jnp.log(jnp.where(level > 1e-6, level, overall)) + jitter,
+        is_active=problem.is_available,
+        log_ratio=jnp.zeros(shape, dtype),
     )
-    max_rank = problem.is_available.shape[-1]
-    tallies = Adaptation(jnp.zeros(max_rank, dtype), jnp.zeros(max_rank + 1, dtype), jnp.zeros((), dtype))
+    tallies = Adaptation(jnp.zeros(shape[1], dtype), jnp.zeros(shape[1] + 1, dtype), jnp.zeros((), dtype))
     return Chain(state, sums, tallies)
 
 

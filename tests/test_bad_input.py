@@ -1,0 +1,179 @@
+"""Every wrong argument is answered by an error that names it, what was expected, and what came.
+
+`python tests/test_bad_input.py` prints the table of cases and messages.
+"""
+
+import jax
+import numpy as np
+import pytest
+from scipy import sparse
+
+import geode_jax
+
+KEY = jax.random.key(0)
+X = np.random.default_rng(0).normal(size=(8, 3))
+
+
+def _with(value, row=2, column=1):
+    changed = X.copy()
+    changed[row, column] = value
+    return changed
+
+
+def _all_missing(row=None, column=None):
+    changed = X.copy()
+    changed[slice(None) if row is None else row, slice(None) if column is None else column] = np.nan
+    return changed
+
+
+# what is wrong -> (call, error, message)
+FIT_CASES = {
+    "one dimension": (X[0], ValueError, r"X: expected a 2-D array of shape \(rows, features\), got shape \(3,\)"),
+    "three dimensions": (X[None], ValueError, r"X: expected a 2-D array .* got shape \(1, 8, 3\)"),
+    "a number": (3.0, ValueError, r"X: expected a 2-D array .* got shape \(\)"),
+    "no rows": (X[:0], ValueError, r"X: expected a non-empty array, got shape \(0, 3\)"),
+    "no features": (X[:, :0], ValueError, r"X: expected a non-empty array, got shape \(8, 0\)"),
+    "one row": (X[:1], ValueError, "X: expected at least 2 rows, got 1"),
+    "equal rows": (X[[0, 0, 0]], ValueError, "X: expected at least two different rows, but all rows are equal"),
+    "strings": (np.array([["a", "b"], ["c", "d"]]), TypeError, "X: expected numbers, got dtype <U1"),
+    "objects": (np.array([[1, "b"], [2, 3]], dtype=object), TypeError, "X: expected numbers, got an object array"),
+    "ragged": ([[1.0, 2.0], [3.0]], ValueError, "X: expected a rectangular array of numbers, got list"),
+    "dates": (np.array([["2020-01-01"]] * 3, dtype="M8[D]"), TypeError, "X: expected numbers, got dtype datetime64"),
+    "infinity": (_with(np.inf), ValueError, r"X: expected finite numbers, got 1 infinite values \(.*row 2, column 1\)"),
+    "NaN": (_with(np.nan), ValueError, r"X: expected no missing values here, got 1 NaN \(.*row 2, column 1\)"),
+    "all-missing row": (_all_missing(row=4), ValueError, r"X: expected no missing values here, got 3 NaN \(.*row 4"),
+    "all-missing column": (_all_missing(column=2), ValueError, "X: expected no missing values here, got 8 NaN"),
+    "complex": (X + 1j, TypeError, r"X: expected real numbers, got complex numbers \(complex128\)"),
+    "sparse": (sparse.csr_array(X), TypeError, r"X: expected a dense array, got a sparse csr_array; pass X.toarray"),
+    "None": (None, ValueError, r"X: expected a 2-D array .* got shape \(\)"),
+}
+PREDICT_CASES = {
+    "other features": (X[:, :2], ValueError, "X: expected 3 features as in fit, got 2"),
+    "infinity": (_with(-np.inf), ValueError, "X: expected finite numbers, got 1 infinite"),
+    "all-missing row": (
+        _all_missing(row=4),
+        ValueError,
+        "X: expected at least one observed value in every row, .*row 4",
+    ),
+    "one dimension": (X[0], ValueError, r"X: expected a 2-D array .* use X.reshape\(1, -1\) for one row"),
+}
+SETTING_CASES = {
+    "max_rank 0": (lambda: geode_jax.DictionarySettings(max_rank=0), ValueError, "max_rank: .* at least 1, got 0"),
+    "max_rank 2.5": (lambda: geode_jax.DictionarySettings(max_rank=2.5), TypeError, "max_rank: .* integer, got 2.5"),
+    "max_rank True": (lambda: geode_jax.DictionarySettings(max_rank=True), TypeError, "max_rank: .* got True"),
+    "depth -1": (lambda: geode_jax.DictionarySettings(depth=-1), ValueError, "depth: .* at least 0, got -1"),
+    "num_trees 0": (lambda: geode_jax.DictionarySettings(num_trees=0), ValueError, "num_trees: .* got 0"),
+    "cross_fit 5": (
+        lambda: geode_jax.DictionarySettings(cross_fit=5),
+        TypeError,
+        "cross_fit: expected CrossFit or None",
+    ),
+    "one fold": (lambda: geode_jax.CrossFit(1), ValueError, "num_folds: expected an integer of at least 2, got 1"),
+    "negative warm-up": (lambda: geode_jax.SamplerSettings(num_warmup=-1), ValueError, "num_warmup: .* got -1"),
+    "no samples": (lambda: geode_jax.SamplerSettings(num_samples=0), ValueError, "num_samples: .* got 0"),
+    "no chains": (lambda: geode_jax.SamplerSettings(num_chains=0), ValueError, "num_chains: .* got 0"),
+    "shrinkage text": (lambda: geode_jax.SamplerSettings(shrinkage="exact"), TypeError, "shrinkage: expected ExactSh"),
+    "tau_rate 0": (
+        lambda: geode_jax.Prior(tau_rate=0),
+        ValueError,
+        r"tau_rate: expected a number in \(0, inf\), got 0",
+    ),
+    "tau_rate nan": (lambda: geode_jax.Prior(tau_rate=float("nan")), ValueError, "tau_rate: .* got nan"),
+    "tau_rate text": (lambda: geode_jax.Prior(tau_rate="a"), TypeError, "tau_rate: expected a number, got 'a'"),
+    "tolerance 2": (lambda: geode_jax.RankAdaptation(tolerance=2.0), ValueError, r"tolerance: .* \(0, 1\), got 2"),
+    "slope 1": (
+        lambda: geode_jax.RankAdaptation(slope=1.0),
+        ValueError,
+        "slope: expected a number of at most 0, got 1",
+    ),
+    "floor 0": (lambda: geode_jax.FeatureNoise(floor=0.0), ValueError, r"floor: .* got 0"),
+    "key 0": (lambda: geode_jax.fit(0, X), TypeError, r"key: expected a JAX key such as jax.random.key\(0\), got int"),
+    "key of floats": (lambda: geode_jax.fit(np.ones(2), X), TypeError, "key: expected a JAX key .* dtype float64"),
+    "several keys": (lambda: geode_jax.fit(jax.random.split(KEY), X), ValueError, r"key: .* an array of \(2,\) keys"),
+    "dtype float16": (lambda: geode_jax.fit(KEY, X, dtype="float16"), ValueError, "dtype: expected float32 or float64"),
+    "dtype text": (lambda: geode_jax.fit(KEY, X, dtype="nonsense"), ValueError, "dtype: expected float32 or float64"),
+    "settings dict": (
+        lambda: geode_jax.fit(KEY, X, sampler={}),
+        TypeError,
+        "sampler: expected SamplerSettings or None",
+    ),
+}
+CALL_CASES = {
+    "interval 95": (lambda p: geode_jax.impute(p, X, interval=95), r"interval: expected a number in \(0, 1\), got 95"),
+    "interval 0": (lambda p: geode_jax.impute(p, X, interval=0), r"interval: expected a number in \(0, 1\), got 0"),
+    "num_samples -1": (lambda p: geode_jax.sample(KEY, p, -1), "num_samples: .* at least 1, got -1"),
+    "num_draws 0": (lambda p: geode_jax.log_density(p, X, num_draws=0), "num_draws: .* at least 1, got 0"),
+    "num_candidates 0": (lambda p: geode_jax.impute(p, X, num_candidates=0), "num_candidates: .* at least 1, got 0"),
+}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return geode_jax.fit(
+        KEY,
+        X,
+        dictionary=geode_jax.DictionarySettings(num_trees=1),
+        sampler=geode_jax.SamplerSettings(num_warmup=10, num_samples=10, segment_length=10),
+    )
+
+
+@pytest.mark.parametrize("case", FIT_CASES)
+def test_fit(case):
+    argument, error, message = FIT_CASES[case]
+    with pytest.raises(error, match=message):
+        geode_jax.fit(KEY, argument)
+
+
+@pytest.mark.parametrize("case", PREDICT_CASES)
+@pytest.mark.parametrize("function", [geode_jax.log_density, geode_jax.impute, geode_jax.impute_mean])
+def test_predict(fitted, function, case):
+    argument, error, message = PREDICT_CASES[case]
+    with pytest.raises(error, match=message):
+        function(fitted, argument)
+
+
+@pytest.mark.parametrize("case", SETTING_CASES)
+def test_settings(case):
+    call, error, message = SETTING_CASES[case]
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("case", CALL_CASES)
+def test_calls(fitted, case):
+    call, message = CALL_CASES[case]
+    with pytest.raises(ValueError, match=message):
+        call(fitted)
+
+
+def test_not_a_posterior():
+    with pytest.raises(TypeError, match=r"posterior: expected Posterior, got .* of type int"):
+        geode_jax.log_density(3, X)
+
+
+def test_legacy_keys_are_welcome(fitted):
+    np.testing.assert_array_equal(
+        geode_jax.sample(jax.random.PRNGKey(7), fitted, 2), geode_jax.sample(jax.random.key(7), fitted, 2)
+    )
+
+
+def _print_table():
+    cases = {f"fit: X, {name}": lambda x=x: geode_jax.fit(KEY, x) for name, (x, _, _) in FIT_CASES.items()}
+    cases |= {name: call for name, (call, _, _) in SETTING_CASES.items()}
+    posterior = fitted.__wrapped__() if hasattr(fitted, "__wrapped__") else fitted.__pytest_wrapped__.obj()
+    cases |= {
+        f"predict: X, {name}": lambda x=x: geode_jax.log_density(posterior, x)
+        for name, (x, _, _) in PREDICT_CASES.items()
+    }
+    cases |= {name: lambda call=call: call(posterior) for name, (call, _) in CALL_CASES.items()}
+    for name, call in cases.items():
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            print(f"| {name} | {type(error).__name__} | {error} |")
+        else:
+            print(f"| {name} | no error | |")
+
+
+if __name__ == "__main__":
+    _print_table()

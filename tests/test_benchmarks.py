@@ -1,0 +1,28 @@
+"""Benchmarks run at their tiny size; those whose data are not at hand are skipped."""
+
+import pytest
+
+from benchmarks import frey_inpainting, partition_calls
+from benchmarks.common import find_data
+
+
+def test_frey():
+    try:
+        find_data("frey_faces.npz")
+    except SystemExit:
+        pytest.skip("Frey faces are not ours to ship")
+    rows = frey_inpainting.main(["--quick"])
+    assert {row["method"] for row in rows} == {"published", "default"}
+    assert all(0 < row["mae"] < 25 for row in rows)
+
+
+def test_missing_data_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.common.ROOT", tmp_path)
+    monkeypatch.delenv("GEODE_JAX_DATA", raising=False)
+    with pytest.raises(SystemExit, match=r"not found in .* GEODE_JAX_DATA"):
+        find_data("frey_faces.npz")
+
+
+def test_partition_calls():
+    rows = partition_calls.main(["--quick"])
+    assert rows

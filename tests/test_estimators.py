@@ -1,0 +1,91 @@
+"""GeodeDensity as scikit-learn's users know it."""
+
+import pickle
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import geode_jax
+
+OPTIONS = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def model(data):
+    return geode_jax.GeodeDensity(**OPTIONS).fit(data)
+
+
+def test_it_is_the_functional_core(model, data):
+    np.testing.assert_array_equal(model.score_samples(data), geode_jax.log_density(model.posterior_, data))
+    assert model.score(data) == pytest.approx(model.score_samples(data).mean())
+    assert model.intrinsic_dimension_ == model.posterior_.intrinsic_dimension
+    assert model.n_features_in_ == 6
+
+
+def test_impute(model, data):
+    hidden = data[:5].copy()
+    hidden[:, 1:3] = np.nan
+    filled = model.impute(hidden)
+    again, lower, upper = model.impute(hidden, interval=0.95)
+    np.testing.assert_allclose(filled, again, rtol=1e-5)
+    assert (lower <= again).all()
+    assert (again <= upper).all()
+    np.testing.assert_array_equal(model.score_samples(hidden), geode_jax.log_density(model.posterior_, hidden))
+
+
+def test_random_state(data):
+    first, second = (geode_jax.GeodeDensity(**OPTIONS).fit(data) for _ in range(2))
+    np.testing.assert_array_equal(first.sample(3), second.sample(3))
+    generator = geode_jax.GeodeDensity(**{**OPTIONS, "random_state": np.random.RandomState(0)}).fit(data)
+    assert not np.array_equal(generator.sample(3), generator.sample(3))
+
+
+def test_clone_pickle_and_pipeline(model, data):
+    assert clone(model).get_params() == model.get_params()
+    loaded = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(loaded.score_samples(data), model.score_samples(data))
+    pipeline = make_pipeline(StandardScaler(), geode_jax.GeodeDensity(**OPTIONS)).fit(data)
+    assert np.isfinite(pipeline.score_samples(data)).all()
+
+
+def test_grid_search(data):
+    search = GridSearchCV(geode_jax.GeodeDensity(**OPTIONS), {"max_rank": [3]}, cv=2).fit(data)
+    assert np.isfinite(search.best_score_)
+
+
+def test_feature_names(data):
+    frame = pd.DataFrame(data, columns=list("abcdef"))
+    fitted = geode_jax.GeodeDensity(**OPTIONS).fit(frame)
+    assert list(fitted.feature_names_in_) == list("abcdef")
+    with pytest.raises(ValueError, match="feature names"):
+        fitted.score_samples(frame[list("fedcba")])
+
+
+def test_errors(model, data):
+    with pytest.raises(NotFittedError):
+        geode_jax.GeodeDensity().score_samples(data)
+    with pytest.raises(ValueError, match="NaN"):
+        geode_jax.GeodeDensity(**OPTIONS).fit(np.where(data > 60, np.nan, data))
+    with pytest.raises(ValueError, match="5 features, but GeodeDensity is expecting 6"):
+        model.score_samples(data[:, :5])
+    with pytest.raises(ValueError, match="max_rank: expected an integer of at least 1, got 0"):
+        geode_jax.GeodeDensity(max_rank=0).fit(data)
+    with pytest.raises(ValueError, match="n_samples: expected an integer of at least 1, got 0"):
+        model.sample(0)
+
+
+def test_progress_goes_to_standard_error(data, capsys):
+    geode_jax.GeodeDensity(**OPTIONS, progress=True).fit(data)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "sweep 20 of 20" in captured.err
+    assert "100%" in captured.err
+    geode_jax.fit(jax.random.key(0), data, dictionary=geode_jax.DictionarySettings(num_trees=1))
+    assert capsys.readouterr().err == ""
