@@ -160,7 +160,6 @@ def test_rows_with_few_observed_entries(posterior, rows):
 
 def test_blocks_are_bounded_and_complete():
     assert block_size(1) == 64
-    assert block_size(1, largest=8) == 8
     assert block_size(2**20, budget=2**24) == 16
     assert block_size(2**40) == 1
     seen = []

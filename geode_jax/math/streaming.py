@@ -11,10 +11,10 @@ MEMORY_BUDGET = 256 * 2**20
 LARGEST_BLOCK = 64  # one size for a single row and for many: small enough to pad one row to
 
 
-def block_size(bytes_per_row: int, largest: int = LARGEST_BLOCK, budget: int = MEMORY_BUDGET) -> int:
-    """Largest power of two of rows that fits the memory budget, between 1 and `largest`."""
+def block_size(bytes_per_row: int, budget: int = MEMORY_BUDGET) -> int:
+    """Largest power of two of rows that fits the memory budget, between 1 and 64."""
     fitting = max(1.0, budget / max(bytes_per_row, 1))
-    return int(min(largest, 2 ** int(np.log2(fitting))))
+    return int(min(LARGEST_BLOCK, 2 ** int(np.log2(fitting))))
 
 
 def map_row_blocks(
@@ -22,7 +22,6 @@ def map_row_blocks(
     rows: np.ndarray,
     *more: np.ndarray,
     bytes_per_row: int,
-    largest: int = LARGEST_BLOCK,
     on_block: Callable[[int, int], None] | None = None,
 ) -> Any:
     """Apply `function` to blocks of rows (of `rows` and `more` alike) and concatenate along the first axis.
@@ -31,7 +30,7 @@ def map_row_blocks(
     row's result is bitwise the same whatever rows stand beside it.
     """
     n = rows.shape[0]
-    size = block_size(bytes_per_row, largest)
+    size = block_size(bytes_per_row)
     results = []
     for start in range(0, n, size):
         index = np.minimum(np.arange(start, start + size), n - 1)

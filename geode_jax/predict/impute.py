@@ -13,8 +13,6 @@ from geode_jax.gibbs.run import Draw
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_given
 from geode_jax.predict.partial import Mixture, candidate_scores, find_candidates, merged_mixture
 
-_BISECTIONS = 40
-
 
 def _components(dictionary: Dictionary, mixture: Mixture, with_variance: bool) -> tuple[Array, Array]:
     """Mean and variance of every coordinate under every component of one tree, (M, b, D) each."""
@@ -51,7 +49,8 @@ def _quantile(level: float, weight: Array, mean: Array, deviation: Array) -> Arr
         below = jnp.sum(weight * ndtr((middle - mean) / deviation), axis=0) < level
         return jnp.where(below, middle, bracket[0]), jnp.where(below, bracket[1], middle)
 
-    low, high = lax.fori_loop(0, _BISECTIONS, halve, (low, high))
+    steps = 50 if mean.dtype == jnp.float64 else 24  # one for every bit of the bracket
+    low, high = lax.fori_loop(0, steps, halve, (low, high))
     return 0.5 * (low + high)
 
 

@@ -22,7 +22,6 @@ from geode_jax.predict.partial import bytes_per_row, log_density_partial
 DENSITY_DRAWS = 200
 PARTIAL_DRAWS = 16
 CANDIDATES = 6
-PARTIAL_BLOCK = 16
 
 
 class Imputation(NamedTuple):
@@ -70,7 +69,6 @@ def log_density(
                 x,
                 is_observed,
                 bytes_per_row=_row_bytes(posterior, draws, num_candidates),
-                largest=PARTIAL_BLOCK,
             )
             by_row = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])
             result[is_partial] = by_row - is_observed @ log_scale
@@ -150,7 +148,6 @@ def impute_draws(
             is_observed,
             partial.astype(np.int32),
             bytes_per_row=_row_bytes(posterior, draws, num_candidates) + x.itemsize * num_samples * x.shape[1],
-            largest=PARTIAL_BLOCK,
         )
     values = np.moveaxis(_to_data(posterior, drawn), 1, 0)
     result[:, partial] = np.where(missing[partial], values, result[:, partial])
@@ -181,7 +178,6 @@ def _summary(
             x,
             is_observed,
             bytes_per_row=_row_bytes(posterior, draws, num_candidates),
-            largest=PARTIAL_BLOCK,
         )
     for result, values in zip(results, found, strict=True):
         result[missing] = _to_data(posterior, values)[missing[partial]]
