@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import frey_inpainting, partition_calls
+from benchmarks import digits_density, frey_inpainting, partition_calls
 from benchmarks.common import find_data
 
 
@@ -26,3 +26,9 @@ def test_missing_data_is_explained(tmp_path, monkeypatch):
 def test_partition_calls():
     rows = partition_calls.main(["--quick"])
     assert rows
+
+
+def test_digits_density():
+    rows = digits_density.main(["--quick"])
+    assert len(rows) == 3
+    assert all(-250 < row["nats"] < -90 for row in rows)
