@@ -13,6 +13,7 @@ class Oracle(NamedTuple):
     mean: np.ndarray
     covariance: np.ndarray
     tree: np.ndarray
+    node: np.ndarray
 
     def log_joint(self, x, seen):
         """log weight + log N(x_seen) of every component, (n, M)."""
@@ -64,6 +65,7 @@ def make_oracle(posterior, num_draws=None):
                         posterior.shift + posterior.scale * centre,
                         posterior.scale[:, None] * covariance * posterior.scale,
                         f,
+                        k,
                     )
                 )
     return Oracle(*(np.array(part) for part in zip(*parts, strict=True)))

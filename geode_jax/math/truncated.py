@@ -124,7 +124,7 @@ def log_truncated_gamma(
 
     root = jnp.sqrt(2.0 * curvature)
     right = 2.0 / (slope + jnp.hypot(slope, root))
-    left = jnp.minimum(2.0 / root, jnp.log1p(2.0 / curvature))
+    left = jnp.log1p(2.0 / root + 1.0 / curvature)  # about where c (exp(x) - 1 - x) = 1
     points = (jnp.maximum(-left, -offset), jnp.zeros_like(right), right)
     y = sample_log_concave(key, potential, -offset, points)
     t = jnp.maximum(offset + y, jnp.finfo(y.dtype).tiny)
