@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import digits_density, frey_inpainting, partition_calls
+from benchmarks import digits_density, frey_inpainting, partition_calls, readme
 from benchmarks.common import find_data
 
 
@@ -32,3 +32,7 @@ def test_digits_density():
     rows = digits_density.main(["--quick"])
     assert len(rows) == 3
     assert all(-250 < row["nats"] < -90 for row in rows)
+
+
+def test_readme_shows_the_committed_results():
+    assert readme.main(["--check"]) == 0
