@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from geode_jax._checks import check_data, check_dtype, check_instance, check_key
 from geode_jax._typing import ArrayLike, KeyArray, precision_of

@@ -97,7 +97,7 @@ def sample_prior(
     log_precision = jax.random.loggamma(key_noise, prior.noise_shape, (tree.num_scales,), dtype)
     log_weights = tree.log_weights(logit_stop, logit_right)
     return State(
-        node=jax.random.categorical(key_node, log_weights, shape=(num_rows,)),
+        node=jax.random.categorical(key_node, log_weights, shape=(num_rows,)).astype(jnp.int32),
         logit_stop=logit_stop,
         logit_right=logit_right,
         log_neg_log_u=log_truncated_gamma(key_u, jnp.logaddexp(log_delta, 0.0), jnp.ones_like(log_delta)),
