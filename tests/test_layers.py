@@ -37,6 +37,7 @@ LAYERS = {
     "gibbs.run": 10,
     "posterior": 11,
     "fit": 12,
+    "diagnostics": 12,
     "predict.density": 12,
     "predict.draw": 12,
     "predict.partial": 12,

@@ -1,0 +1,130 @@
+"""Have the chains converged? Split R-hat and effective sample sizes of what does not depend on labels.
+
+Nodes of different trees mean different things, so chains are compared within a tree only. Rank-normalised split R-hat,
+bulk and tail effective sample size as in Vehtari et al. (2021, Bayesian Analysis 16), on NumPyro's estimators.
+
+Imported by the user (``from geode_jax import diagnostics``): it needs NumPyro, which the rest of the package does not.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from scipy import special, stats
+
+from geode_jax.posterior import Posterior
+
+# Vehtari et al. ask for R-hat below 1.01 and 100 effective draws per chain before a posterior is reported; what is
+# flagged here is worse than that, bad enough to change predictions.
+LARGEST_R_HAT = 1.05
+FEWEST_EFFECTIVE = 50
+
+
+class Diagnostic(NamedTuple):
+    """Convergence of one scalar in one tree; `r_hat` near 1 and many effective draws are good."""
+
+    tree: int
+    quantity: str
+    mean: float
+    sd: float
+    r_hat: float
+    ess_bulk: float
+    ess_tail: float
+
+
+def quantities(posterior: Posterior) -> dict[str, np.ndarray]:
+    """Label-invariant scalars of every draw, (F, C, T) each.
+
+    The log joint, log sigma and weight of every scale that holds at least 1% of some tree's weight, and the number of
+    active directions of a row's node.
+    """
+    weights = posterior.scale_weights
+    count = np.asarray(posterior.draws.count, np.float64)
+    active = np.asarray(posterior.draws.is_active).sum(axis=-1)
+    found = {"log joint": np.asarray(posterior.draws.log_joint, np.float64)}
+    for scale in np.flatnonzero(weights.mean(axis=(1, 2)).max(axis=0) >= 0.01):
+        found[f"log sigma at scale {scale}"] = np.log(posterior.sigma[..., scale])
+        found[f"weight of scale {scale}"] = weights[..., scale]
+    found["active directions"] = (count * active).sum(axis=-1) / count.sum(axis=-1)
+    return found
+
+
+def diagnose(posterior: Posterior) -> list[Diagnostic]:
+    """Every quantity of every tree. Needs at least 4 draws per chain, else ValueError."""
+    if posterior.num_draws < 4:
+        raise ValueError(f"posterior: expected at least 4 draws per chain, got {posterior.num_draws}")
+    return [
+        _diagnose_one(tree, name, values[tree])
+        for name, values in quantities(posterior).items()
+        for tree in range(posterior.num_trees)
+    ]
+
+
+def report(posterior: Posterior) -> str:
+    """What is wrong with the chains, in words, and what to do; or that nothing was found."""
+    problems = [line for diagnostic in diagnose(posterior) for line in _complaints(diagnostic)]
+    chances = posterior.intrinsic_dimension_probabilities
+    if chances[-1] > 0.5 and chances.size - 1 < posterior.num_features:
+        problems.append(
+            f"{chances[-1]:.0%} of the rows use all {chances.size - 1} directions: the intrinsic dimension is cut off"
+            " by max_rank; raise it"
+        )
+    if problems:
+        return "\n".join(problems)
+    chains = "chains agree" if posterior.num_chains > 1 else "the one chain per tree agrees with itself (run several)"
+    return f"no problem found: {chains}, and every quantity has at least {FEWEST_EFFECTIVE} effective draws"
+
+
+def _diagnose_one(tree: int, name: str, values: np.ndarray) -> Diagnostic:
+    if np.ptp(values) == 0.0:  # the same in every draw of every chain: nothing to disagree on
+        return Diagnostic(tree, name, float(values.flat[0]), 0.0, 1.0, float(values.size), float(values.size))
+    half = values.shape[1] // 2
+    halves = np.concatenate([values[:, :half], values[:, -half:]])
+    folded = np.abs(values - np.median(values))
+    tails = [_effective((halves <= np.quantile(halves, level)).astype(float)) for level in (0.05, 0.95)]
+    return Diagnostic(
+        tree=tree,
+        quantity=name,
+        mean=float(values.mean()),
+        sd=float(values.std()),
+        r_hat=max(_r_hat(_normal_scores(part)) for part in (values, folded)),
+        ess_bulk=_effective(_normal_scores(halves)),
+        ess_tail=min(tails),
+    )
+
+
+def _r_hat(values: np.ndarray) -> float:
+    """Split R-hat; infinite where every chain stands still in a place of its own."""
+    if np.ptp(values) == 0.0:
+        return 1.0
+    if (np.ptp(values, axis=1) == 0.0).all():
+        return np.inf
+    return float(split_gelman_rubin(values))
+
+
+def _effective(values: np.ndarray) -> float:
+    """Effective sample size over chains; one draw per chain where every chain stands still in a place of its own."""
+    if np.ptp(values) == 0.0:
+        return float(values.size)
+    if (np.ptp(values, axis=1) == 0.0).all():
+        return float(values.shape[0])
+    return float(effective_sample_size(values))
+
+
+def _normal_scores(values: np.ndarray) -> np.ndarray:
+    """Ranks over all chains, mapped to normal quantiles."""
+    ranks = stats.rankdata(values, method="average").reshape(values.shape)
+    return special.ndtri((ranks - 0.375) / (values.size + 0.25))
+
+
+def _complaints(diagnostic: Diagnostic) -> list[str]:
+    where = f"tree {diagnostic.tree}, {diagnostic.quantity}"
+    if not diagnostic.r_hat <= LARGEST_R_HAT:
+        return [
+            f"{where}: chains (or the halves of one) disagree, R-hat {diagnostic.r_hat:.2f}; raise num_warmup and"
+            " num_samples, and if they still disagree they sit in different modes, over which predictions average"
+        ]
+    fewest = min(diagnostic.ess_bulk, diagnostic.ess_tail)
+    if not fewest >= FEWEST_EFFECTIVE:
+        return [f"{where}: only {fewest:.0f} effective draws; raise num_samples"]
+    return []

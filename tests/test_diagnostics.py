@@ -1,0 +1,103 @@
+import equinox as eqx
+import numpy as np
+import pytest
+
+from geode_jax import diagnostics
+
+
+def _with_log_joint(posterior, values):
+    return eqx.tree_at(lambda it: it.draws.log_joint, posterior, values)
+
+
+@pytest.fixture(scope="module")
+def clean(posterior):
+    """Draws of every quantity replaced by white noise: 2 trees, 2 chains, 400 draws."""
+    rng = np.random.default_rng(0)
+    draws = posterior.draws
+
+    def noise(leaf):
+        return rng.normal(size=(2, 2, 400, *leaf.shape[3:]))
+
+    replaced = eqx.tree_at(
+        lambda it: (it.log_joint, it.log_sigma2, it.log_weights, it.count, it.is_active),
+        draws,
+        (
+            noise(draws.log_joint),
+            noise(draws.log_sigma2),
+            -np.log(7.0) + 0.1 * noise(draws.log_weights),
+            rng.integers(5, 20, size=(2, 2, 400, 7)),
+            np.ones((2, 2, 400, 7, 3), bool),
+        ),
+    )
+    return eqx.tree_at(lambda it: it.draws, posterior, replaced)
+
+
+def test_white_noise_is_healthy(clean):
+    found = diagnostics.diagnose(clean)
+    assert {entry.tree for entry in found} == {0, 1}
+    assert {entry.quantity for entry in found} >= {"log joint", "log sigma at scale 0", "weight of scale 2"}
+    assert all(entry.r_hat < 1.02 for entry in found)
+    assert all(entry.ess_bulk > 400 for entry in found)
+    assert all(entry.ess_tail > 300 for entry in found)
+
+
+def test_report_of_a_healthy_run_says_so(clean):
+    dimension = np.zeros_like(clean.adaptation.dimension)
+    dimension[..., 1] = clean.adaptation.steps
+    free = eqx.tree_at(lambda it: it.adaptation.dimension, clean, dimension)
+    assert diagnostics.report(free).startswith("no problem found: chains agree")
+
+
+def test_chains_that_disagree_are_told(clean):
+    shifted = clean.draws.log_joint + np.array([0.0, 3.0])[:, None] * np.array([1.0, 0.0])[:, None, None]
+    text = diagnostics.report(_with_log_joint(clean, shifted))
+    assert "tree 0, log joint: chains" in text
+    assert "tree 1, log joint" not in text
+
+
+def test_drift_within_one_chain_is_told(clean):
+    drift = clean.draws.log_joint + np.linspace(0, 4, 400)
+    assert "log joint: chains (or the halves of one) disagree" in diagnostics.report(_with_log_joint(clean, drift))
+
+
+def test_different_spread_is_told(clean):
+    """Same centre, other scale: only the folded draws show it."""
+    wide = clean.draws.log_joint * np.array([1.0, 6.0])[:, None]
+    assert "log joint: chains" in diagnostics.report(_with_log_joint(clean, wide))
+
+
+def test_slow_mixing_is_told(clean):
+    rng = np.random.default_rng(1)
+    slow = np.zeros((2, 2, 400))
+    for t in range(1, 400):
+        slow[:, :, t] = 0.9 * slow[:, :, t - 1] + rng.normal(size=(2, 2))
+    found = [entry for entry in diagnostics.diagnose(_with_log_joint(clean, slow)) if entry.quantity == "log joint"]
+    # the true effective size of 800 draws of this process is 800 (1 - 0.9) / (1 + 0.9) = 42
+    assert all(15 < entry.ess_bulk < 110 for entry in found)
+
+
+def test_a_rank_that_is_cut_off_is_told(clean):
+    dimension = np.zeros_like(clean.adaptation.dimension)
+    dimension[..., -1] = clean.adaptation.steps
+    cut = eqx.tree_at(lambda it: it.adaptation.dimension, clean, dimension)
+    assert "100% of the rows use all 3 directions" in diagnostics.report(cut)
+
+
+def test_chains_that_stand_still_apart_are_told(clean):
+    still = np.broadcast_to(np.array([1.0, 2.0])[:, None], (2, 2, 400))
+    assert "log joint: chains (or the halves of one) disagree, R-hat inf" in diagnostics.report(
+        _with_log_joint(clean, still)
+    )
+
+
+def test_constant_quantities_and_few_draws(posterior):
+    constant = _with_log_joint(posterior, np.full((2, 2, 30), 5.0))
+    assert all(np.isfinite(entry.r_hat) for entry in diagnostics.diagnose(constant))
+    short = eqx.tree_at(lambda it: it.draws.log_joint, posterior, np.zeros((2, 2, 3)))
+    with pytest.raises(ValueError, match="at least 4 draws per chain, got 3"):
+        diagnostics.diagnose(short)
+
+
+def test_real_chains(posterior):
+    assert not any(np.isnan(entry.r_hat) or np.isnan(entry.ess_bulk) for entry in diagnostics.diagnose(posterior))
+    assert isinstance(diagnostics.report(posterior), str)
