@@ -1,0 +1,46 @@
+"""Examples in the README and in docstrings run and say what they say; the notebooks' code is valid."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_readme():
+    result = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+    assert result.attempted > 5
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", ["estimators.density"])
+def test_docstrings(name):
+    result = doctest.testmod(importlib.import_module(f"geode_jax.{name}"))
+    assert result.attempted > 3
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_committed_with_their_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert any(cell.outputs for cell in cells)
+    for cell in cells:
+        compile(cell.source, path.name, "exec")
+        assert not any(output.output_type == "error" for output in cell.outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_run(path, monkeypatch, tmp_path):
+    """At reduced size, in this process; about half a minute each."""
+    monkeypatch.setenv("REDUCED", "1")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {}
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(compile(cell.source, path.name, "exec"), namespace)
