@@ -11,6 +11,11 @@ and with v = eta0 - eta* the quadratic form is a sum of terms of its own size,
 
 where ``||r||^2 - C'(..)C`` (Woodbury as usually written) subtracts two large ones. The form is stationary at eta*, so
 the rounding of eta* enters squared. M has eigenvalues of at least 1: its Cholesky factor always exists.
+
+On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the thread that
+asked. Two that do not depend on each other may run at once, block all threads of a small pool, and hang (seen with
+jaxlib 0.10.2 on 2 cores). So every function here is one chain of such calls, and callers must not put two chains
+beside each other; `tests/test_lapack_chain.py` holds that.
 """
 
 from typing import NamedTuple
@@ -38,11 +43,10 @@ class Observed(NamedTuple):
 
 
 class Latent(NamedTuple):
-    """The coordinates along the basis given the observed part: mean eta*, Cholesky factor of M, and a."""
+    """The coordinates along the basis given the observed part: mean eta*, and log det M."""
 
     mean: Float[Array, "*batch d"]
-    factor: Float[Array, "*batch d d"]
-    amplitude: Float[Array, "*batch d"]
+    log_det: Float[Array, "*batch"]
 
 
 def observe(
@@ -80,13 +84,33 @@ def solve_factored(factor: Float[Array, "*batch d d"], right: Float[Array, "*bat
     return lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)[..., 0]
 
 
-def latent_given(observed: Observed, neg_log_u: Float[Array, "*batch d"]) -> Latent:
-    """Distribution of the coordinates given the observed part; s = expm1(-log u)."""
+def _system(observed: Observed, neg_log_u: Float[Array, "*batch d"]) -> tuple[Array, Array]:
+    """(a, Cholesky factor of M), with s = expm1(-log u)."""
     amplitude = jnp.sqrt(jnp.expm1(neg_log_u))
-    rank = amplitude.shape[-1]
-    system = jnp.eye(rank, dtype=amplitude.dtype) + (amplitude[..., :, None] * observed.gram * amplitude[..., None, :])
-    factor = jnp.linalg.cholesky(system)
-    return Latent(amplitude * solve_factored(factor, amplitude * observed.cross), factor, amplitude)
+    scaled = amplitude[..., :, None] * observed.gram * amplitude[..., None, :]
+    return amplitude, jnp.linalg.cholesky(scaled + jnp.eye(amplitude.shape[-1], dtype=amplitude.dtype))
+
+
+def latent_given(observed: Observed, neg_log_u: Float[Array, "*batch d"]) -> Latent:
+    """Mean of the coordinates given the observed part, for :func:`log_marginal`."""
+    amplitude, factor = _system(observed, neg_log_u)
+    log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
+    return Latent(amplitude * solve_factored(factor, amplitude * observed.cross), log_det)
+
+
+def latent_root(
+    observed: Observed, neg_log_u: Float[Array, "*batch d"]
+) -> tuple[Float[Array, "*batch d"], Float[Array, "*batch d d"]]:
+    """Mean eta* and a root H of the covariance, ``V = H'H``, of the coordinates given the observed part.
+
+    H = L^{-1} diag(a) with L L' = M, and eta* = H' L^{-1} a C: one triangular solve gives both.
+    """
+    amplitude, factor = _system(observed, neg_log_u)
+    diagonal = jnp.eye(amplitude.shape[-1], dtype=amplitude.dtype) * amplitude[..., None, :]
+    right = jnp.concatenate([diagonal, (amplitude * observed.cross)[..., :, None]], axis=-1)
+    solved = lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
+    root = solved[..., :-1]
+    return jnp.einsum("...ki,...k->...i", root, solved[..., -1], precision=HIGHEST), root
 
 
 def log_marginal(
@@ -102,17 +126,7 @@ def log_marginal(
     prior_term = jnp.sum(jnp.where(snr > 0, jnp.square(latent.mean) / jnp.where(snr > 0, snr, 1.0), 0.0), axis=-1)
     bend = jnp.einsum("...i,...ij,...j->...", off, observed.gram, off, precision=HIGHEST)
     quadratic = observed.residual + 2.0 * jnp.sum(off * observed.remainder, axis=-1) + bend + prior_term
-    log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(latent.factor, axis1=-2, axis2=-1)), axis=-1)
     log_two_pi = jnp.log(2 * jnp.pi).astype(log_sigma2.dtype)
-    return -0.5 * (observed.num_observed * (log_two_pi + log_sigma2) + log_det + jnp.exp(-log_sigma2) * quadratic)
-
-
-def latent_covariance(latent: Latent) -> Float[Array, "*batch d d"]:
-    """V, the covariance of the coordinates in units of sigma2."""
-    rank = latent.amplitude.shape[-1]
-    scaled = (
-        jnp.broadcast_to(jnp.eye(rank, dtype=latent.factor.dtype), latent.factor.shape)
-        * (latent.amplitude[..., None, :])
+    return -0.5 * (
+        observed.num_observed * (log_two_pi + log_sigma2) + latent.log_det + jnp.exp(-log_sigma2) * quadratic
     )
-    half = lax.linalg.triangular_solve(latent.factor, scaled, left_side=True, lower=True)
-    return jnp.einsum("...ki,...kj->...ij", half, half, precision=HIGHEST)

@@ -10,7 +10,7 @@ from jax.scipy.special import ndtr, ndtri
 from geode_jax._typing import Array, Float, KeyArray
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.run import Draw
-from geode_jax.math.lowrank import HIGHEST, Observed, latent_given
+from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
 from geode_jax.predict.partial import Mixture, candidate_scores, find_candidates, merged_mixture
 
 
@@ -120,15 +120,11 @@ def conditional_draws(
         pair = jax.random.categorical(key_pair, table.reshape(-1))
         draw, slot = pair // table.shape[1], pair % table.shape[1]
         where = node[tree, index, slot]
-        latent = latent_given(
-            jax.tree.map(lambda leaf: leaf[tree, index, slot], observed), draws.neg_log_u[tree, draw, where]
-        )
+        seen = jax.tree.map(lambda leaf: leaf[tree, index, slot], observed)
+        mean, root = latent_root(seen, draws.neg_log_u[tree, draw, where])
         sigma = jnp.exp(0.5 * draws.log_sigma2[tree, draw, scale[where]])
-        normal = jax.random.normal(key_eta, latent.mean.shape, x.dtype)
-        spread = lax.linalg.triangular_solve(
-            latent.factor, normal[:, None], left_side=True, lower=True, transpose_a=True
-        )[:, 0]
-        eta = latent.mean + sigma * latent.amplitude * spread
+        normal = jax.random.normal(key_eta, mean.shape, x.dtype)
+        eta = mean + sigma * jnp.matmul(normal, root, precision=HIGHEST)
         noise = sigma * jax.random.normal(key_eps, (x.shape[1],), x.dtype)
         basis = dictionary.bases[tree, where]
         return dictionary.centres[tree, where] + jnp.matmul(basis, eta, precision=HIGHEST) + noise

@@ -16,7 +16,7 @@ from jax import lax
 from geode_jax._typing import Array, Float, Int
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.run import Draw
-from geode_jax.math.lowrank import Observed, latent_covariance, latent_given, log_marginal
+from geode_jax.math.lowrank import HIGHEST, Observed, latent_given, latent_root, log_marginal
 from geode_jax.statistics import observed_statistics_of
 
 
@@ -96,11 +96,12 @@ def merged_mixture(
     def add(total: tuple[Array, ...], inputs: tuple[Draw, Array]) -> tuple[tuple[Array, ...], None]:
         draw, weight = inputs
         neg_log_u, log_sigma2, _ = _parameters_at(draw, dictionary, candidates.node)
-        latent = latent_given(candidates.observed, neg_log_u)
+        eta, root = latent_root(candidates.observed, neg_log_u)
+        covariance = jnp.einsum("bmki,bmkj->bmij", root, root, precision=HIGHEST)
         sigma2 = jnp.exp(log_sigma2)
         # about eta0 rather than 0, so that the spread between draws is no small difference of large numbers
-        offset = latent.mean - candidates.observed.start
-        second = sigma2[..., None, None] * latent_covariance(latent) + offset[..., :, None] * offset[..., None, :]
+        offset = eta - candidates.observed.start
+        second = sigma2[..., None, None] * covariance + offset[..., :, None] * offset[..., None, :]
         terms = (
             weight,
             weight[..., None] * offset,

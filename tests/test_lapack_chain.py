@@ -1,0 +1,81 @@
+"""No two LAPACK calls of one program may run at once: on a CPU with few cores they can hang (see math/lowrank.py).
+
+Every jaxpr, inner ones included, is searched for equations that hold a Cholesky factor or a triangular solve; each must
+depend on the one before it. Deterministic; two solves side by side fail it.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.extend import core
+
+from geode_jax._typing import precision_of
+from geode_jax.predict import impute, partial
+
+LAPACK = {"cholesky", "triangular_solve"}
+
+
+def _inner(equation):
+    for value in equation.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, core.ClosedJaxpr):
+                yield part.jaxpr
+            elif isinstance(part, core.Jaxpr):
+                yield part
+
+
+def unordered_pairs(jaxpr):
+    """(how many LAPACK equations, pairs of neighbours without a dependence) in a jaxpr and those inside it."""
+    ancestors: dict = {}
+    holders, count, pairs = [], 0, []
+    for equation in jaxpr.eqns:
+        own = frozenset().union(*(ancestors.get(v, frozenset()) for v in equation.invars if isinstance(v, core.Var)))
+        inner_count = int(equation.primitive.name in LAPACK)
+        for inner in _inner(equation):
+            found, inside = unordered_pairs(inner)
+            inner_count += found
+            pairs += inside
+        if inner_count:
+            pairs += [(str(before.primitive), str(equation.primitive)) for before in holders if id(before) not in own]
+            holders.append(equation)
+            own |= {id(equation)}
+            count += inner_count
+        for variable in equation.outvars:
+            ancestors[variable] = own
+    return count, pairs
+
+
+@pytest.fixture
+def arguments(posterior):
+    with precision_of(posterior.dtype):
+        x = jnp.zeros((4, 6), posterior.dtype)
+        yield posterior.dictionary, jax.tree.map(jnp.asarray, posterior.thin(4)), x, jnp.ones_like(x)
+
+
+def test_predictions_are_one_chain(arguments):
+    row = jnp.arange(4)
+    programs = {
+        "density": functools.partial(partial.log_density_partial, num_candidates=3),
+        "mean": functools.partial(impute.conditional_summary, num_candidates=3, interval=None),
+        "interval": functools.partial(impute.conditional_summary, num_candidates=3, interval=0.9),
+    }
+    jaxprs = {name: jax.make_jaxpr(program)(*arguments) for name, program in programs.items()}
+    jaxprs["draws"] = jax.make_jaxpr(functools.partial(impute.conditional_draws, num_candidates=3, num_samples=2))(
+        jax.random.key(0), *arguments, row
+    )
+    for name, jaxpr in jaxprs.items():
+        count, pairs = unordered_pairs(jaxpr.jaxpr)
+        assert count >= 4, name
+        assert not pairs, name
+
+
+def test_the_check_sees_two_solves_side_by_side():
+    def beside(a, b):
+        factor = jnp.linalg.cholesky(a)
+        return [lax.linalg.triangular_solve(factor, side, left_side=True, lower=True) for side in (b, 2 * b)]
+
+    eye = jnp.eye(3)
+    assert unordered_pairs(jax.make_jaxpr(beside)(eye, eye).jaxpr)[1] == [("triangular_solve", "triangular_solve")]
