@@ -12,8 +12,8 @@ and with v = eta0 - eta* the quadratic form is a sum of terms of its own size,
 where ``||r||^2 - C'(..)C`` (Woodbury as usually written) subtracts two large ones. The form is stationary at eta*, so
 the rounding of eta* enters squared. M has eigenvalues of at least 1: its Cholesky factor always exists.
 
-On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the thread that
-asked. Two that do not depend on each other may run at once, block all threads of a small pool, and hang (seen with
+On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the thread
+that asked. Two that do not depend on each other may run at once, block all threads of a small pool, and hang (seen with
 jaxlib 0.10.2 on 2 cores). So every function here is one chain of such calls, and callers must not put two chains
 beside each other; `tests/test_lapack_chain.py` holds that.
 """
