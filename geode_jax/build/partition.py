@@ -1,9 +1,9 @@
 """The nested binary partition of the rows by METIS.
 
 METIS balances at any price: components of 500 and 5500 rows are cut 3000 to 3000. So a cell whose graph falls into
-components is split along them, and METIS cuts connected cells only, one call per cell. (One recursive call for the whole tree takes
-0.11 s against 0.18 s at 60,000 rows and depth 4, both far below the cost of the graph, but it cuts components:
-`python -m benchmarks.partition_calls` shows both.)
+components is split along them, and METIS cuts connected cells only, one call per cell. (One recursive call for the
+whole tree takes 0.11 s against 0.18 s at 60,000 rows and depth 4, both far below the cost of the graph, but it cuts
+components: `python -m benchmarks.partition_calls` shows both.)
 """
 
 from typing import NamedTuple
