@@ -34,14 +34,13 @@ def check_integer(value: Any, name: str, minimum: int) -> int:
     return int(value)
 
 
-def check_number(value: Any, name: str, *, above: float, below: float = np.inf, closed: bool = False) -> float:
-    """Return `value` as a float inside the open interval (`above`, `below`); `closed` admits `above`."""
+def check_number(value: Any, name: str, *, above: float, below: float = np.inf) -> float:
+    """Return `value` as a float inside the open interval (`above`, `below`)."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} of type {type(value).__name__}")
     number = float(value)
-    if not ((number > above or (closed and number == above)) and number < below):
-        bracket = "[" if closed else "("
-        raise ValueError(f"{name}: expected a number in {bracket}{above:g}, {below:g}), got {value}")
+    if not above < number < below:
+        raise ValueError(f"{name}: expected a number in ({above:g}, {below:g}), got {value}")
     return number
 
 

@@ -22,7 +22,6 @@ def map_row_blocks(
     rows: np.ndarray,
     *more: np.ndarray,
     bytes_per_row: int,
-    on_block: Callable[[int, int], None] | None = None,
 ) -> Any:
     """Apply `function` to blocks of rows (of `rows` and `more` alike) and concatenate along the first axis.
 
@@ -37,6 +36,4 @@ def map_row_blocks(
         out = function(*(jnp.asarray(array[index]) for array in (rows, *more)))
         count = min(size, n - start)
         results.append(jax.tree.map(lambda leaf, c=count: np.asarray(leaf)[:c], out))
-        if on_block is not None:
-            on_block(min(start + size, n), n)
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)

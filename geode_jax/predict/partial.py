@@ -25,7 +25,6 @@ class Candidates(eqx.Module):
 
     node: Int[Array, "b M"]
     observed: Observed
-    log_lost: Float[Array, "b"]
 
 
 class Mixture(eqx.Module):
@@ -66,15 +65,13 @@ def find_candidates(
     log_sigma2 = mean[1][jnp.asarray(dictionary.tree.scale)]
     scores = _scores(observed, mean[0][all_nodes], log_sigma2[all_nodes], log_weights[all_nodes])
     if num_candidates >= num_nodes:
-        return Candidates(all_nodes, observed, jnp.full(num_rows, -jnp.inf, x.dtype))
-    top, node = lax.top_k(scores, num_candidates)
+        return Candidates(all_nodes, observed)
+    node = lax.top_k(scores, num_candidates)[1]
 
     def at_candidates(leaf: Array) -> Array:
         return jax.vmap(lambda values, index: values[index])(leaf, node)
 
-    kept = jax.nn.logsumexp(top, axis=1) - jax.nn.logsumexp(scores, axis=1)
-    log_lost = jnp.log(jnp.maximum(-jnp.expm1(jnp.minimum(kept, 0.0)), jnp.finfo(x.dtype).tiny))
-    return Candidates(node, jax.tree.map(at_candidates, observed), log_lost)
+    return Candidates(node, jax.tree.map(at_candidates, observed))
 
 
 def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> Float[Array, "T b M"]:
