@@ -103,8 +103,7 @@ class Posterior(eqx.Module):
         """Probability that direction m is in use, averaged over rows through their nodes and over adaptation steps.
 
         The paper's last formula, counting directions that pass the removal test (not one that has just returned on
-        trial); tallied over the second half of warm-up. Without adaptation steps there, over the
-        kept draws.
+        trial); tallied over the second half of warm-up. Without adaptation steps there, over the kept draws.
         """
         steps = float(np.sum(self.adaptation.steps))
         if steps > 0:

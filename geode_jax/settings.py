@@ -70,7 +70,7 @@ class DictionarySettings:
 
 @dataclasses.dataclass(frozen=True)
 class Prior:
-    """Hyperparameters of the model (design of the paper's section 2).
+    """Hyperparameters of the model (the paper's section 2).
 
     `tau_rate`: a in ``tau ~ Exp(a)`` on [1, inf). `noise_shape`, `noise_rate`: ``1/sigma2 ~ Gamma`` in units of the
     data's root-mean-square deviation. `stop_concentration`: a_S in ``S ~ Beta(1, a_S)``. `right_concentration`: b_R in
@@ -106,8 +106,8 @@ class PublishedShrinkage:
 class RankAdaptation:
     """Removal and return of directions during warm-up (the paper's steps 6 and 7).
 
-    At sweep t a node adapts with probability ``exp(intercept + slope * t)``: directions whose variance is below
-    `tolerance` times the largest are removed; where none is, one removed direction returns.
+    At sweep t, with probability ``exp(intercept + slope * t)``, every node adapts: directions whose variance is below
+    `tolerance` times the node's largest are removed; where none is, one removed direction returns.
     """
 
     tolerance: float = 1e-4

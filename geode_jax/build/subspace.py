@@ -33,7 +33,7 @@ def assign_folds(num_rows: int, num_folds: int, rng: np.random.Generator) -> np.
 def learn_subspaces(
     x: np.ndarray, partition: Partition, max_rank: int, folds: np.ndarray | None, seed: int
 ) -> Subspaces:
-    """Learn every present cell's centre and basis, (once more without each of the `folds`)."""
+    """Learn every present cell's centre and basis, and once more without each of the `folds`."""
     num_groups = 1 if folds is None else 2 + int(folds.max())
     num_nodes, num_features = len(partition.cells), x.shape[1]
     centres = np.zeros((num_groups, num_nodes, num_features), dtype=x.dtype)

@@ -53,12 +53,11 @@ def log_density(
     missing = np.isnan(data)
     is_partial = missing.any(axis=1)
     result = np.empty(data.shape[0])
-    log_scale = np.log(posterior.scale)
     with precision_of(posterior.dtype):
         if not is_partial.all():
             draws = _thin(posterior, num_draws, DENSITY_DRAWS)
             x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
-            result[~is_partial] = log_density_complete(posterior.dictionary, draws, x) - log_scale.sum()
+            result[~is_partial] = log_density_complete(posterior.dictionary, draws, x) + posterior.log_jacobian
         if is_partial.any():
             draws = _thin(posterior, num_draws, PARTIAL_DRAWS)
             x, is_observed = _partial_rows(posterior, data[is_partial])
@@ -71,7 +70,7 @@ def log_density(
                 bytes_per_row=_row_bytes(posterior, draws, num_candidates),
             )
             by_row = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])
-            result[is_partial] = by_row - is_observed @ log_scale
+            result[is_partial] = by_row - is_observed @ np.log(posterior.scale)
     return result
 
 
