@@ -1,18 +1,31 @@
 """Bayesian multiscale density estimation (GEODE) for high-dimensional data near low-dimensional sets."""
 
 from geode_jax.estimators.density import GeodeDensity
-from geode_jax.fit import fit
+from geode_jax.fit import fit, sample_posterior
+from geode_jax.forest import Forest, learn_forest
 from geode_jax.posterior import Posterior
-from geode_jax.predict.predictive import Imputation, impute, impute_draws, impute_mean, log_density, sample
+from geode_jax.predict.dimension import intrinsic_dimension
+from geode_jax.predict.predictive import (
+    Imputation,
+    impute,
+    impute_draws,
+    impute_mean,
+    log_density,
+    log_density_draws,
+    sample,
+)
 from geode_jax.settings import (
     CrossFit,
     DictionarySettings,
+    DirectMembership,
     ExactShrinkage,
     FeatureNoise,
+    GammaPrior,
     Prior,
     PublishedShrinkage,
     RankAdaptation,
     SamplerSettings,
+    SliceMembership,
 )
 
 __version__ = "0.1.0"
@@ -20,8 +33,11 @@ __version__ = "0.1.0"
 __all__ = [
     "CrossFit",
     "DictionarySettings",
+    "DirectMembership",
     "ExactShrinkage",
     "FeatureNoise",
+    "Forest",
+    "GammaPrior",
     "GeodeDensity",
     "Imputation",
     "Posterior",
@@ -29,10 +45,15 @@ __all__ = [
     "PublishedShrinkage",
     "RankAdaptation",
     "SamplerSettings",
+    "SliceMembership",
     "fit",
     "impute",
     "impute_draws",
     "impute_mean",
+    "intrinsic_dimension",
+    "learn_forest",
     "log_density",
+    "log_density_draws",
     "sample",
+    "sample_posterior",
 ]

@@ -12,7 +12,11 @@ import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from scipy import special, stats
 
+from geode_jax._checks import check_instance
+from geode_jax._typing import ArrayLike
 from geode_jax.posterior import Posterior
+from geode_jax.predict.predictive import log_density_draws
+from geode_jax.settings import GammaPrior
 
 # Vehtari et al. ask for R-hat below 1.01 and 100 effective draws per chain before a posterior is reported; what is
 # flagged here is worse than that, bad enough to change predictions.
@@ -32,11 +36,12 @@ class Diagnostic(NamedTuple):
     ess_tail: float
 
 
-def quantities(posterior: Posterior) -> dict[str, np.ndarray]:
+def quantities(posterior: Posterior, X: ArrayLike | None = None) -> dict[str, np.ndarray]:
     """Label-invariant scalars of every draw, (F, C, T) each.
 
-    The log joint, log sigma and weight of every scale that holds at least 1% of some tree's weight, and the number of
-    active directions of a row's node.
+    The log joint, log sigma and weight of every scale that holds at least 1% of some tree's weight, the number of
+    active directions of a row's node, log a_S where it is learned, and with rows X, shape (n, D), the log density of
+    each and their mean: what predictions average.
     """
     weights = posterior.scale_weights
     count = np.asarray(posterior.draws.count, np.float64)
@@ -46,23 +51,37 @@ def quantities(posterior: Posterior) -> dict[str, np.ndarray]:
         found[f"log sigma at scale {scale}"] = np.log(posterior.sigma[..., scale])
         found[f"weight of scale {scale}"] = weights[..., scale]
     found["active directions"] = (count * active).sum(axis=-1) / count.sum(axis=-1)
+    if isinstance(posterior.prior.stop_concentration, GammaPrior):
+        found["log stop concentration"] = np.asarray(posterior.draws.log_stop_concentration, np.float64)
+    if X is not None:
+        densities = log_density_draws(posterior, X)
+        found["mean log density of the rows"] = densities.mean(axis=-1)
+        for row in range(densities.shape[-1]):
+            found[f"log density of row {row}"] = densities[..., row]
     return found
 
 
-def diagnose(posterior: Posterior) -> list[Diagnostic]:
-    """Every quantity of every tree. Needs at least 4 draws per chain, else ValueError."""
+def diagnose(posterior: Posterior, X: ArrayLike | None = None) -> list[Diagnostic]:
+    """Every quantity of every tree; with a few rows X also their log densities.
+
+    Raises ValueError where chains have fewer than 4 draws.
+    """
+    check_instance(posterior, "posterior", Posterior)
     if posterior.num_draws < 4:
         raise ValueError(f"posterior: expected at least 4 draws per chain, got {posterior.num_draws}")
     return [
         _diagnose_one(tree, name, values[tree])
-        for name, values in quantities(posterior).items()
+        for name, values in quantities(posterior, X).items()
         for tree in range(posterior.num_trees)
     ]
 
 
-def report(posterior: Posterior) -> str:
-    """What is wrong with the chains, in words, and what to do; or that nothing was found."""
-    problems = [line for diagnostic in diagnose(posterior) for line in _complaints(diagnostic)]
+def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
+    """What is wrong with the chains, in words, and what to do; or that nothing was found.
+
+    With rows X, shape (n, D), say ten of those that matter most, also whether their log densities have converged.
+    """
+    problems = [line for diagnostic in diagnose(posterior, X) for line in _complaints(diagnostic)]
     chances = posterior.intrinsic_dimension_probabilities
     if chances[-1] > 0.5 and chances.size - 1 < posterior.num_features:
         problems.append(

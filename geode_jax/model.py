@@ -5,8 +5,9 @@
     u_km = 1 / (1 + alpha2_km / sigma2_{s(k)})  ~  Gamma(delta_km + 1, 1) truncated to (0, 1)
     delta_km = prod over j <= m of tau_kj,  tau_km ~ Exp(a) on [1, inf)
     1/sigma2_s ~ Gamma(a_sigma, b_sigma),  S_k ~ Beta(1, a_S) (1 at a leaf),  R_k ~ Beta(b_R, b_R)
+    a_S given, or ~ Gamma
 
-Densities are with respect to z, S, R, u, tau and 1/sigma2 (Wang, Canale & Dunson, section 2, with the exact
+Densities are with respect to z, S, R, u, tau, 1/sigma2 and a_S (Wang, Canale & Dunson, section 2, with the exact
 normaliser of the truncated gamma).
 """
 
@@ -18,7 +19,7 @@ from geode_jax._typing import Array, Bool, DTypeLike, Float, Int, KeyArray
 from geode_jax.dictionary import Dictionary
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.math.truncated import log_lower_gamma_at_one, log_truncated_gamma
-from geode_jax.settings import Prior
+from geode_jax.settings import GammaPrior, Prior
 from geode_jax.state import NodeSums, State, log_normal_constants
 from geode_jax.tree import Tree
 
@@ -38,13 +39,22 @@ def log_membership(state: State, sums: NodeSums, tree: Tree) -> Float[Array, ""]
 
 
 def log_prior_weights(state: State, tree: Tree, prior: Prior) -> Float[Array, ""]:
-    """Log p(S, R), over internal nodes."""
-    a, b = prior.stop_concentration, prior.right_concentration
-    log_stop = jnp.log(a) + (a - 1.0) * jax.nn.log_sigmoid(-state.logit_stop)
+    """Log p(S, R | a_S), over internal nodes."""
+    a, b = jnp.exp(state.log_stop_concentration), prior.right_concentration
+    log_stop = state.log_stop_concentration + (a - 1.0) * jax.nn.log_sigmoid(-state.logit_stop)
     log_right = (b - 1.0) * (jax.nn.log_sigmoid(state.logit_right) + jax.nn.log_sigmoid(-state.logit_right)) - betaln(
         b, b
     )
     return jnp.sum(jnp.where(tree.is_internal, log_stop + log_right, 0.0))
+
+
+def log_prior_stop_concentration(state: State, prior: Prior) -> Float[Array, ""]:
+    """Log p(a_S); 0 where it is given."""
+    if not isinstance(prior.stop_concentration, GammaPrior):
+        return jnp.zeros_like(state.log_stop_concentration)
+    shape, rate = prior.stop_concentration.shape, prior.stop_concentration.rate
+    log_a = state.log_stop_concentration
+    return shape * jnp.log(rate) - gammaln(shape) + (shape - 1.0) * log_a - rate * jnp.exp(log_a)
 
 
 def log_prior_scales(state: State) -> Float[Array, ""]:
@@ -70,11 +80,12 @@ def log_prior_noise(state: State, prior: Prior) -> Float[Array, ""]:
 
 
 def log_joint(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: int) -> Float[Array, ""]:
-    """Log p(x, z, S, R, u, tau, 1/sigma2) in model coordinates, up to nothing: every normaliser is included."""
+    """Log p(x, z, S, R, u, tau, 1/sigma2, a_S) in model coordinates, up to nothing: every normaliser is included."""
     return (
         log_likelihood(state, sums, tree, num_features)
         + log_membership(state, sums, tree)
         + log_prior_weights(state, tree, prior)
+        + log_prior_stop_concentration(state, prior)
         + log_prior_scales(state)
         + log_prior_shrinkage(state, prior)
         + log_prior_noise(state, prior)
@@ -85,9 +96,10 @@ def sample_prior(
     key: KeyArray, tree: Tree, prior: Prior, is_active: Bool[Array, "K d"], num_rows: int, dtype: DTypeLike
 ) -> State:
     """Draw every parameter and the memberships of `num_rows` rows from the prior."""
-    key_node, key_stop, key_right, key_u, key_tau, key_noise = jax.random.split(key, 6)
+    key_node, key_stop, key_right, key_u, key_tau, key_noise, key_concentration = jax.random.split(key, 7)
     num_nodes = tree.num_nodes
-    logit_stop = logit_beta(key_stop, jnp.ones(num_nodes, dtype), jnp.full(num_nodes, prior.stop_concentration, dtype))
+    log_a = sample_log_stop_concentration(key_concentration, prior, dtype)
+    logit_stop = logit_beta(key_stop, jnp.ones(num_nodes, dtype), jnp.full(num_nodes, jnp.exp(log_a), dtype))
     concentration = jnp.full(num_nodes, prior.right_concentration, dtype)
     logit_right = logit_beta(key_right, concentration, concentration)
     logit_stop = jnp.where(tree.is_internal, logit_stop, jnp.inf)
@@ -103,9 +115,18 @@ def sample_prior(
         log_neg_log_u=log_truncated_gamma(key_u, jnp.logaddexp(log_delta, 0.0), jnp.ones_like(log_delta)),
         tau_excess=tau_excess,
         log_sigma2=jnp.log(jnp.asarray(prior.noise_rate, dtype)) - log_precision,
+        log_stop_concentration=log_a,
         is_active=is_active,
         log_ratio=jnp.zeros(is_active.shape, dtype),
     )
+
+
+def sample_log_stop_concentration(key: KeyArray, prior: Prior, dtype: DTypeLike) -> Float[Array, ""]:
+    """Draw log a_S from its prior, or return it where it is given."""
+    if not isinstance(prior.stop_concentration, GammaPrior):
+        return jnp.log(jnp.asarray(prior.stop_concentration, dtype))
+    log_unit = jax.random.loggamma(key, prior.stop_concentration.shape, (), dtype)
+    return log_unit - jnp.log(jnp.asarray(prior.stop_concentration.rate, dtype))
 
 
 def logit_beta(key: KeyArray, a: Array, b: Array) -> Array:

@@ -16,7 +16,7 @@ from geode_jax import settings as _settings
 from geode_jax._typing import Array, Float, precision_of
 from geode_jax.build.standardise import Frame
 from geode_jax.dictionary import Dictionary
-from geode_jax.gibbs.run import Adaptation, Draw
+from geode_jax.gibbs.chain import Adaptation, Draw
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 from geode_jax.tree import tree_from_mask
 
@@ -105,9 +105,9 @@ class Posterior(eqx.Module):
         The paper's last formula, counting directions that pass the removal test (not one that has just returned on
         trial); tallied over the second half of warm-up. Without adaptation steps there, over the kept draws.
         """
-        steps = float(np.sum(self.adaptation.steps))
+        steps = self.adaptation.dimension.sum(dtype=np.float64)  # each counts 1 up to the rounding of its shares
         if steps > 0:
-            return np.asarray(self.adaptation.included, np.float64).sum(axis=(0, 1)) / steps
+            return np.minimum(self.adaptation.included.sum(axis=(0, 1, 2), dtype=np.float64) / steps, 1.0)
         share = np.asarray(self.draws.count, np.float64)
         share = share / share.sum(axis=-1, keepdims=True)
         return np.einsum("fctk,fctkm->fctm", share, np.asarray(self.draws.is_active, np.float64)).mean(axis=(0, 1, 2))
@@ -118,13 +118,28 @@ class Posterior(eqx.Module):
 
         Averaged over rows, trees, chains and adaptation steps, as the inclusion probabilities are.
         """
-        steps = float(np.sum(self.adaptation.steps))
-        if steps > 0:
-            return np.asarray(self.adaptation.dimension, np.float64).sum(axis=(0, 1)) / steps
+        by_dimension = self.adaptation.dimension.sum(axis=(0, 1, 2), dtype=np.float64)
+        if by_dimension.sum() > 0:
+            return by_dimension / by_dimension.sum()
         share = np.asarray(self.draws.count, np.float64)
         share = share / share.sum()
         sizes = np.asarray(self.draws.is_active).sum(axis=-1)
         return np.bincount(sizes.ravel(), weights=share.ravel(), minlength=self.dictionary.max_rank + 1)
+
+    @property
+    def node_dimension_probabilities(self) -> Float[np.ndarray, "F K d1"]:
+        """Posterior of the intrinsic dimension p = 0..d of every node of every tree; NaN at absent nodes.
+
+        Over chains and the adaptation steps in which the node held rows, weighted by how many; a node that held none
+        then has the directions of the kept draws.
+        """
+        sizes = np.asarray(self.draws.is_active).sum(axis=-1)
+        one_hot = sizes[..., None] == np.arange(self.dictionary.max_rank + 1)
+        found = np.asarray(self.adaptation.dimension, np.float64).sum(axis=1)
+        total = found.sum(axis=-1, keepdims=True)
+        kept = one_hot.mean(axis=(1, 2))
+        probabilities = np.where(total > 0, found / np.where(total > 0, total, 1.0), kept)
+        return np.where(np.asarray(self.dictionary.tree.is_present)[..., None], probabilities, np.nan)
 
     @property
     def intrinsic_dimension(self) -> int:

@@ -14,7 +14,8 @@ class State(eqx.Module):
 
     `node`: membership z. `logit_stop`, `logit_right`: of S and R; logit S is +inf at leaves and absent nodes.
     `log_neg_log_u`: log(-log u); -log u = log(1 + alpha2 / sigma2) is of order 1/delta, below the range of float32
-    for later directions, while delta * -log u stays of order one. `tau_excess`: tau - 1. `is_active`: directions not
+    for later directions, while delta * -log u stays of order one. `tau_excess`: tau - 1. `log_stop_concentration`: log
+    a_S, a constant unless it has a prior. `is_active`: directions not
     removed; a removed one has u = 1 and keeps its last values for its return. `log_ratio`: log of the share of the
     node's largest variance that a direction had when it was removed.
     """
@@ -25,6 +26,7 @@ class State(eqx.Module):
     log_neg_log_u: Float[Array, "K d"]
     tau_excess: Float[Array, "K d"]
     log_sigma2: Float[Array, "S"]
+    log_stop_concentration: Float[Array, ""]
     is_active: Bool[Array, "K d"]
     log_ratio: Float[Array, "K d"]
 

@@ -42,6 +42,12 @@ class Tree(eqx.Module):
         """Sum of a node quantity over the nodes of each scale."""
         return jax.ops.segment_sum(values, self.scale, self.num_scales, indices_are_sorted=True)
 
+    def log_sum_over_scales(self, log_values: Float[Array, "K"]) -> Float[Array, "S"]:
+        """Log of the sum over the nodes of each scale, from logarithms; -inf where every node is."""
+        largest = jax.ops.segment_max(log_values, self.scale, self.num_scales, indices_are_sorted=True)
+        safe = jnp.where(jnp.isfinite(largest), largest, 0.0)
+        return safe + jnp.log(self.sum_over_scales(jnp.exp(log_values - safe[self.scale])))
+
     def subtree_sum(self, values: Array) -> Array:
         """Sum of a node quantity over each node's subtree, itself included, (K,)."""
         levels = [values[2**s - 1 : 2 ** (s + 1) - 1] for s in range(self.num_scales)]

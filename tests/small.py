@@ -6,7 +6,7 @@ import numpy as np
 
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.sweep import Problem
-from geode_jax.settings import ExactShrinkage, Prior
+from geode_jax.settings import DirectMembership, ExactShrinkage, GammaPrior, Prior
 from geode_jax.state import State, node_sums
 from geode_jax.statistics import statistics_of
 from geode_jax.tree import tree_from_mask
@@ -14,7 +14,13 @@ from geode_jax.tree import tree_from_mask
 NUM_ROWS, NUM_FEATURES, MAX_RANK = 14, 5, 3
 
 # Proper and light-tailed: every moment that the joint tests compare exists, and chains move fast.
-PRIOR = Prior(tau_rate=0.5, noise_shape=6.0, noise_rate=4.0, stop_concentration=1.5, right_concentration=2.0)
+PRIOR = Prior(
+    tau_rate=0.5,
+    noise_shape=6.0,
+    noise_rate=4.0,
+    stop_concentration=GammaPrior(6.0, 4.0),
+    right_concentration=2.0,
+)
 
 
 def make_dictionary(dtype, depth=2, seed=0):
@@ -42,13 +48,32 @@ def active_mask(dictionary):
     return jnp.asarray(mask)
 
 
-def make_problem(dictionary, x, prior=PRIOR, shrinkage=None):
+def free_parameters(dictionary, active, state, sums):
+    """Smooth functions of every block with light tails, and the node counts; (functions,)."""
+    is_present, is_leaf = np.asarray(dictionary.tree.is_present), np.asarray(dictionary.tree.is_leaf)
+    internal, present = np.flatnonzero(is_present & ~is_leaf), np.flatnonzero(is_present)
+    directions = tuple(np.argwhere(np.asarray(active)).T)
+    return jnp.concatenate(
+        [
+            jnp.clip(state.logit_stop[internal], -20, 20),
+            jnp.clip(state.logit_right[internal], -20, 20),
+            state.log_sigma2,
+            state.log_neg_log_u[directions],
+            state.log_tau[directions],
+            state.log_stop_concentration[None],
+            sums.count[present],
+        ]
+    )
+
+
+def make_problem(dictionary, x, prior=PRIOR, shrinkage=None, membership=None):
     return Problem(
         tree=dictionary.tree,
         statistics=statistics_of(dictionary, x),
         is_available=dictionary.is_available & dictionary.tree.is_present[:, None],
         prior=prior,
         shrinkage=ExactShrinkage() if shrinkage is None else shrinkage,
+        membership=DirectMembership() if membership is None else membership,
         num_features=dictionary.num_features,
     )
 

@@ -1,8 +1,10 @@
+import dataclasses
+
 import equinox as eqx
 import numpy as np
 import pytest
 
-from geode_jax import diagnostics
+from geode_jax import GammaPrior, Prior, diagnostics
 
 
 def _with_log_joint(posterior, values):
@@ -43,7 +45,7 @@ def test_white_noise_is_healthy(clean):
 
 def test_report_of_a_healthy_run_says_so(clean):
     dimension = np.zeros_like(clean.adaptation.dimension)
-    dimension[..., 1] = clean.adaptation.steps
+    dimension[..., 0, 1] = 1.0
     free = eqx.tree_at(lambda it: it.adaptation.dimension, clean, dimension)
     assert diagnostics.report(free).startswith("no problem found: chains agree")
 
@@ -78,7 +80,7 @@ def test_slow_mixing_is_told(clean):
 
 def test_a_rank_that_is_cut_off_is_told(clean):
     dimension = np.zeros_like(clean.adaptation.dimension)
-    dimension[..., -1] = clean.adaptation.steps
+    dimension[..., 0, -1] = 1.0
     cut = eqx.tree_at(lambda it: it.adaptation.dimension, clean, dimension)
     assert "100% of the rows use all 3 directions" in diagnostics.report(cut)
 
@@ -88,6 +90,24 @@ def test_chains_that_stand_still_apart_are_told(clean):
     assert "log joint: chains (or the halves of one) disagree, R-hat inf" in diagnostics.report(
         _with_log_joint(clean, still)
     )
+
+
+def test_densities_of_rows_are_watched(posterior, data):
+    """With rows, their log densities are quantities too; a chain that disagrees there is told."""
+    found = {entry.quantity for entry in diagnostics.diagnose(posterior, data[:2])}
+    assert {"mean log density of the rows", "log density of row 0", "log density of row 1"} <= found
+    louder = posterior.draws.log_sigma2 + np.array([0.0, 2.0])[:, None, None]
+    shifted = eqx.tree_at(lambda it: it.draws.log_sigma2, posterior, louder)
+    assert "log density of row 1: chains" in diagnostics.report(shifted, data[:2])
+
+
+def test_learned_concentration_is_watched(clean):
+    prior = Prior(stop_concentration=GammaPrior())
+    learned = eqx.tree_at(
+        lambda it: it.draws.log_stop_concentration, clean, np.random.default_rng(3).normal(size=(2, 2, 400))
+    )
+    learned = dataclasses.replace(learned, prior=prior)
+    assert "log stop concentration" in {entry.quantity for entry in diagnostics.diagnose(learned)}
 
 
 def test_constant_quantities_and_few_draws(posterior):

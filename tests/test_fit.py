@@ -14,7 +14,7 @@ import pytest
 from conftest import DICTIONARY, SAMPLER
 
 import geode_jax
-from geode_jax.gibbs import run as run_module
+from geode_jax.gibbs import chain as chain_module
 
 TINY = geode_jax.SamplerSettings(num_warmup=10, num_samples=10, segment_length=10)
 
@@ -45,6 +45,36 @@ def test_scaling_and_moving_the_data_changes_only_the_units(data):
         )
 
 
+def test_stages_one_by_one(data, posterior):
+    """fit is learn_forest, then sample_posterior; one forest can be sampled again under another prior."""
+    key_forest, key_sample = jax.random.split(jax.random.key(0))
+    forest = geode_jax.learn_forest(key_forest, data, dictionary=DICTIONARY, dtype=posterior.dtype)
+    assert (forest.num_trees, forest.num_rows) == (2, 90)
+    again = geode_jax.sample_posterior(key_sample, forest, sampler=SAMPLER)
+    assert eqx.tree_equal(again.draws, posterior.draws)
+    other = geode_jax.sample_posterior(
+        key_sample, forest, sampler=SAMPLER, prior=geode_jax.Prior(stop_concentration=geode_jax.GammaPrior(2.0, 1.0))
+    )
+    assert np.ptp(other.draws.log_stop_concentration) > 0
+    assert np.ptp(posterior.draws.log_stop_concentration) == 0
+
+
+def test_learned_concentration_follows_the_depth_of_the_data(data):
+    """Rows all at the root want a small a_S, rows all at the leaves a large one: its draws differ in that direction."""
+    forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
+    prior = geode_jax.Prior(stop_concentration=geode_jax.GammaPrior(1.0, 0.2))
+    found = geode_jax.sample_posterior(jax.random.key(1), forest, sampler=SAMPLER, prior=prior)
+    depth = (found.scale_weights * np.arange(3)).sum(axis=-1)
+    assert np.corrcoef(depth.ravel(), found.draws.log_stop_concentration.ravel())[0, 1] > 0.1
+
+
+def test_slice_membership_fits(data):
+    sampler = dataclasses.replace(SAMPLER, membership=geode_jax.SliceMembership())
+    fitted = geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=sampler)
+    assert np.isfinite(geode_jax.log_density(fitted, data)).all()
+    assert (fitted.draws.count.sum(axis=-1) == 90).all()
+
+
 def test_same_key_same_posterior(data):
     first, second = (geode_jax.fit(jax.random.key(5), data, dictionary=DICTIONARY, sampler=SAMPLER) for _ in range(2))
     assert eqx.tree_equal(first.draws, second.draws)
@@ -72,6 +102,11 @@ def test_draws_have_the_stated_shapes(posterior):
     np.testing.assert_allclose(posterior.scale_weights.sum(axis=-1), 1.0, rtol=1e-5)
     np.testing.assert_allclose(posterior.intrinsic_dimension_probabilities.sum(), 1.0, rtol=1e-5)
     assert posterior.inclusion_probabilities.shape == (3,)
+    by_node = posterior.node_dimension_probabilities
+    present = np.asarray(dictionary.tree.is_present)
+    assert by_node.shape == (2, 7, 4)
+    np.testing.assert_allclose(by_node[present].sum(axis=-1), 1.0, rtol=1e-5)
+    assert np.isnan(by_node[~present]).all()
     assert ((posterior.inclusion_probabilities >= 0) & (posterior.inclusion_probabilities <= 1)).all()
     assert (posterior.draws.tau >= 1).all()
     assert (draws.neg_log_u[~draws.is_active] == 0).all()
@@ -108,13 +143,13 @@ def test_intrinsic_dimension_of_a_plane():
 def test_the_sweep_is_traced_once(data, monkeypatch):
     """Whatever the number of segments and chains; and a second fit of the same shapes traces nothing."""
     traces = []
-    original = run_module.sweep
+    original = chain_module.sweep
 
     def counted(*arguments):
         traces.append(1)
         return original(*arguments)
 
-    monkeypatch.setattr(run_module, "sweep", counted)
+    monkeypatch.setattr(chain_module, "sweep", counted)
     x = data[:77]  # a shape no other test uses
     settings = dataclasses.replace(SAMPLER, num_chains=3, num_samples=33)
     geode_jax.fit(jax.random.key(0), x, dictionary=DICTIONARY, sampler=settings)
@@ -251,6 +286,20 @@ def test_save_and_load(posterior, data, tmp_path):
     assert loaded.dtype == posterior.dtype
     np.testing.assert_array_equal(geode_jax.log_density(loaded, data), geode_jax.log_density(posterior, data))
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_save_and_load_a_learned_concentration(data, tmp_path):
+    fitted = geode_jax.fit(
+        jax.random.key(0),
+        data,
+        dictionary=DICTIONARY,
+        sampler=SAMPLER,
+        prior=geode_jax.Prior(stop_concentration=geode_jax.GammaPrior(2.0, 3.0)),
+    )
+    fitted.save(tmp_path / "model.npz")
+    loaded = geode_jax.Posterior.load(tmp_path / "model.npz")
+    assert loaded.prior == fitted.prior
+    assert eqx.tree_equal(loaded.draws, fitted.draws)
 
 
 def test_damaged_files_are_refused(posterior, tmp_path):

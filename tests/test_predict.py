@@ -1,5 +1,6 @@
 """Predictions against a dense oracle that knows nothing of trees, bases or float32."""
 
+import equinox as eqx
 import jax
 import numpy as np
 import oracle
@@ -66,6 +67,42 @@ def test_density_integrates_to_one(data):
     density = np.exp(geode_jax.log_density(small, points)).reshape(501, 501)
     total = np.trapezoid(np.trapezoid(density, axes[1], axis=1), axes[0])
     np.testing.assert_allclose(total, 1.0, atol=5e-3)
+
+
+@pytest.mark.parametrize("seen", [np.ones(6, bool), SEEN], ids=["complete", "partial"])
+def test_log_density_draws(posterior, rows, seen):
+    """Every draw's density is that of a posterior with this draw alone, and their average is the density."""
+    hidden = _hide(rows, seen)
+    found = geode_jax.log_density_draws(posterior, hidden, num_candidates=EVERY)
+    assert found.shape == (2, 2, 30, 7)
+    mean = special.logsumexp(found, axis=(0, 1, 2)) - np.log(120)
+    expected = geode_jax.log_density(posterior, hidden, num_draws=200, num_candidates=EVERY)
+    np.testing.assert_allclose(mean, expected, **_tolerance(posterior))
+    chain, draw = 1, 17
+    alone = eqx.tree_at(
+        lambda it: it.draws,
+        posterior,
+        jax.tree.map(lambda leaf: leaf[:, chain : chain + 1, draw : draw + 1], posterior.draws),
+    )
+    one = geode_jax.log_density_draws(alone, hidden, num_candidates=EVERY)[:, 0, 0]
+    np.testing.assert_allclose(found[:, chain, draw], one, **_tolerance(posterior))
+    assert geode_jax.log_density_draws(posterior, hidden, num_draws=10).shape == (2, 2, 5, 7)
+
+
+@pytest.mark.parametrize("seen", [np.ones(6, bool), SEEN], ids=["complete", "partial"])
+def test_intrinsic_dimension_of_rows(posterior, dense, rows, seen):
+    """The nodes' dimensions, weighted by the oracle's node probabilities of every draw."""
+    found = geode_jax.intrinsic_dimension(posterior, _hide(rows, seen), num_draws=200, num_candidates=EVERY)
+    joint = dense.log_joint(rows, seen)
+    num_nodes = [int(np.sum(mask)) for mask in np.asarray(posterior.dictionary.tree.is_present)]
+    draw = np.repeat(np.arange(120), np.repeat(num_nodes, 60))
+    table = posterior.node_dimension_probabilities[dense.tree, dense.node]
+    expected = np.zeros_like(found)
+    for t in range(120):
+        probability = special.softmax(joint[:, draw == t], axis=1)
+        expected += probability @ table[draw == t] / 120
+    np.testing.assert_allclose(found, expected, atol=1e-3 if posterior.dtype == np.float32 else 1e-9)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-6)
 
 
 def test_conditional_mean(posterior, dense, rows):

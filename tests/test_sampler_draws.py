@@ -5,6 +5,7 @@ for memberships). With the identity test this pins the draws to the joint. False
 """
 
 import functools
+import itertools
 
 import equinox as eqx
 import jax
@@ -75,36 +76,28 @@ def _p_value(draws, where, index, log_conditional, log_measure, lower=-np.inf):
         return stats.kstest(draws, cdf).pvalue
 
 
-def _check(p_values):
-    assert len(p_values) > 1
-    assert min(p_values) > LEVEL / len(p_values), p_values
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_u(dtype):
+def _u(dtype):
     draws = _draws(dtype, lambda k, p, s, sums: scales.draw(k, s, sums, p.tree, ExactShrinkage()))
     mask = np.asarray(_setting(dtype)[1].is_active)
-    _check(
-        [
-            _p_value(
-                draws[:, k, m],
-                lambda it: it.log_neg_log_u,
-                (k, m),
-                lambda s, sums, p, at=(k, m): scales.log_conditional(s, sums, p.tree)[at],
-                lambda v: v - jnp.exp(v),
-            )
-            for k, m in np.argwhere(mask)
-        ]
-    )
     kept = np.asarray(_setting(dtype)[1].log_neg_log_u, np.float64)
-    np.testing.assert_array_equal(draws[:, ~mask], np.broadcast_to(kept[~mask], draws[:, ~mask].shape))
+    assert (draws[:, ~mask] == kept[~mask]).all()
+    return [
+        _p_value(
+            draws[:, k, m],
+            lambda it: it.log_neg_log_u,
+            (k, m),
+            lambda s, sums, p, at=(k, m): scales.log_conditional(s, sums, p.tree)[at],
+            lambda v: v - jnp.exp(v),
+        )
+        for k, m in np.argwhere(mask)
+    ]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_tau(dtype):
-    """The last active direction of every node has its conditional given the state; earlier ones are checked alone."""
+def _tau(dtype):
+    """The whole update's first direction has its conditional given the state; every direction is checked alone."""
     mask = np.asarray(_setting(dtype)[1].is_active)
-    p_values = []
+    whole = _draws(dtype, lambda key, problem, state, sums: shrinkage.draw_exact(key, state, problem.prior))
+    p_values = [_tau_p_value(whole[:, k, 0], k, 0) for k in np.flatnonzero(mask[:, 0])]
     for m in range(small.MAX_RANK):
 
         def draw_one(key, problem, state, sums, m=m):
@@ -113,40 +106,37 @@ def test_tau(dtype):
             return shrinkage._draw_one(key, log_delta, state.log_neg_log_u.T, affected, problem.prior)
 
         draws = _draws(dtype, draw_one)
-        p_values += [
-            _p_value(
-                draws[:, k],
-                lambda it: it.tau_excess,
-                (k, m),
-                lambda s, sums, p, at=(k, m): shrinkage.log_conditional(s, p.prior)[at],
-                jnp.zeros_like,
-                lower=0.0,
-            )
-            for k in np.flatnonzero(mask[:, m])
-        ]
-    _check(p_values)
+        p_values += [_tau_p_value(draws[:, k], k, m) for k in np.flatnonzero(mask[:, m])]
+    return p_values
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_noise(dtype):
-    draws = _draws(dtype, lambda k, p, s, sums: noise.draw(k, s, sums, p.tree, p.prior, p.num_features))
-    _check(
-        [
-            _p_value(
-                draws[:, scale],
-                lambda it: it.log_sigma2,
-                (scale,),
-                lambda s, sums, p, at=scale: noise.log_conditional(s, sums, p.tree, p.prior, p.num_features)[at],
-                lambda v: -v,
-            )
-            for scale in range(draws.shape[1])
-        ]
+def _tau_p_value(draws, k, m):
+    return _p_value(
+        draws,
+        lambda it: it.tau_excess,
+        (k, m),
+        lambda s, sums, p: shrinkage.log_conditional(s, p.prior)[k, m],
+        jnp.zeros_like,
+        lower=0.0,
     )
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_weights(dtype):
-    stop, right = _draws(dtype, lambda k, p, s, sums: weights.draw(k, sums, p.tree, p.prior))
+def _noise(dtype):
+    draws = _draws(dtype, lambda k, p, s, sums: noise.draw(k, s, sums, p.tree, p.prior, p.num_features))
+    return [
+        _p_value(
+            draws[:, scale],
+            lambda it: it.log_sigma2,
+            (scale,),
+            lambda s, sums, p, at=scale: noise.log_conditional(s, sums, p.tree, p.prior, p.num_features)[at],
+            lambda v: -v,
+        )
+        for scale in range(draws.shape[1])
+    ]
+
+
+def _weights(dtype):
+    stop, right = _draws(dtype, lambda k, p, s, sums: weights.draw(k, s, sums, p.tree, p.prior))
     internal = np.flatnonzero(_setting(dtype)[0].tree.is_internal)
 
     def measure(v):
@@ -155,23 +145,91 @@ def test_weights(dtype):
     def conditional(part):
         return lambda s, sums, p: weights.log_conditional(s, sums, p.tree, p.prior)[part]
 
-    _check(
-        [_p_value(stop[:, k], lambda it: it.logit_stop, (k,), conditional(0), measure) for k in internal]
-        + [_p_value(right[:, k], lambda it: it.logit_right, (k,), conditional(1), measure) for k in internal]
-    )
+    return [_p_value(stop[:, k], lambda it: it.logit_stop, (k,), conditional(0), measure) for k in internal] + [
+        _p_value(right[:, k], lambda it: it.logit_right, (k,), conditional(1), measure) for k in internal
+    ]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_membership(dtype):
-    node = _draws(dtype, lambda k, p, s, sums: allocation.draw(k, s, p.statistics, p.tree, p.num_features))
+def _concentration(dtype):
+    draws = _draws(dtype, lambda k, p, s, sums: weights.draw_concentration(k, s, p.tree, p.prior))
+    return [
+        _p_value(
+            draws,
+            lambda it: it.log_stop_concentration,
+            (),
+            lambda s, sums, p: weights.log_conditional_of_concentration(s, p.tree, p.prior),
+            lambda v: v,
+        )
+    ]
+
+
+def _node_probabilities():
+    """Conditional of every row's node, (K, n)."""
     with precision_of(np.float64):
         problem, state = _setting(np.float64)
         scores = allocation.node_scores(state, problem.statistics, problem.tree, problem.num_features)
-        probability = np.asarray(jax.nn.softmax(scores, axis=0))
+        return np.asarray(jax.nn.softmax(scores, axis=0))
+
+
+def _membership(dtype):
+    node = _draws(dtype, lambda k, p, s, sums: allocation.draw(k, s, p.statistics, p.tree, p.num_features))
+    return _frequency_p_values(node, _node_probabilities())
+
+
+def slice_transition(log_weights, scale, probability):
+    """Transition matrix of the slice sampler, [from, to] for one row, by summing over the order of the scales' weights.
+
+    Nothing of the sampler's code: `probability` is the row's conditional, `log_weights` those of the nodes.
+    """
+    scales = np.unique(scale)
+    weight = np.array([np.exp(log_weights[scale == s]).sum() for s in scales])
+    divided = probability / weight[scale]
+    edges = np.concatenate([[0.0], np.sort(weight)])
+    transition = np.zeros((scale.size, scale.size))
+    for low, high in itertools.pairwise(edges):
+        is_open = weight[scale] >= high
+        to = np.where(is_open, divided, 0.0)
+        if to.sum() > 0:
+            transition += np.where(is_open, (high - low) / weight[scale], 0.0)[:, None] * to / to.sum()
+    return transition
+
+
+def _slice_matrices():
+    with precision_of(np.float64):
+        problem, state = _setting(np.float64)
+        log_weights = np.asarray(problem.tree.log_weights(state.logit_stop, state.logit_right))
+    present = np.asarray(problem.tree.is_present)
+    probability = _node_probabilities()
+    matrices = np.zeros((probability.shape[1], *np.shape(np.outer(present, present))))
+    for row in range(probability.shape[1]):
+        matrices[row][np.ix_(present, present)] = slice_transition(
+            log_weights[present], problem.tree.scale[present], probability[present, row]
+        )
+    return matrices, probability
+
+
+def test_slices_leave_the_conditional_unchanged():
+    """The matrix that the draws are compared with is a transition matrix with the right invariant distribution."""
+    matrices, probabilities = _slice_matrices()
+    for matrix, probability in zip(matrices, probabilities.T, strict=True):
+        np.testing.assert_allclose(matrix.sum(axis=1)[probability > 0], 1.0, rtol=1e-12)
+        np.testing.assert_allclose(probability @ matrix, probability, atol=1e-14)
+
+
+def _slices(dtype):
+    node = _draws(dtype, lambda k, p, s, sums: allocation.draw_sliced(k, s, p.statistics, p.tree, p.num_features))
+    matrices, _ = _slice_matrices()
+    start = np.asarray(_setting(np.float64)[1].node)
+    return _frequency_p_values(node, np.stack([m[z] for m, z in zip(matrices, start, strict=True)], axis=1))
+
+
+def _frequency_p_values(node, probability):
+    """Chi-square p-value of every row's nodes, (draws, n), against their probabilities, (K, n)."""
     p_values = []
     for row in range(small.NUM_ROWS):
         count = np.bincount(node[:, row].astype(int), minlength=probability.shape[0])
-        assert count[~np.asarray(problem.tree.is_present)].sum() == 0
+        if count[probability[:, row] == 0].sum() > 0:
+            return [0.0]
         common = probability[:, row] * NUM_DRAWS >= 5
         observed = np.append(count[common], count[~common].sum())
         expected = np.append(probability[common, row], probability[~common, row].sum()) * NUM_DRAWS
@@ -180,4 +238,28 @@ def test_membership(dtype):
             p_values.append(
                 stats.chisquare(observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()).pvalue
             )
-    _check(p_values)
+    return p_values
+
+
+CHECKS = {
+    "u": _u,
+    "tau": _tau,
+    "noise": _noise,
+    "weights": _weights,
+    "concentration": _concentration,
+    "membership": _membership,
+    "slices": _slices,
+}
+
+
+def smallest_p_value(block, dtype):
+    """Smallest p-value of a block's coordinates, times their number; 0 where draws were not finite."""
+    p_values = np.nan_to_num(np.asarray(CHECKS[block](dtype)))
+    assert p_values.size
+    return p_values.min() * p_values.size
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("block", CHECKS)
+def test_draws_follow_the_conditional(block, dtype):
+    assert smallest_p_value(block, dtype) > LEVEL

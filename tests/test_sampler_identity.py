@@ -3,6 +3,9 @@
 Deterministic, in float64, residual 1e-10: it cannot raise a false alarm, and a wrong term in either formula fails it.
 """
 
+import dataclasses
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,11 +15,13 @@ import small
 
 from geode_jax._typing import precision_of
 from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
-from geode_jax.model import log_joint, sample_prior, simulate
+from geode_jax.model import log_joint, log_likelihood, sample_prior, simulate
+
+TOLERANCE = 1e-10
 
 
-@pytest.fixture(scope="module")
-def setting():
+@functools.cache
+def _setting():
     with precision_of(np.float64):
         dictionary = small.make_dictionary(jnp.float64)
         active = small.active_mask(dictionary)
@@ -25,7 +30,7 @@ def setting():
             for key in small.keys(1, 2)
         )
         problem = small.make_problem(dictionary, simulate(jax.random.key(3), dictionary, one))
-        yield problem, one, other
+        return problem, one, other
 
 
 def _joint(problem, state):
@@ -53,16 +58,23 @@ def _node(problem, state):
     return allocation.log_conditional(state, problem.statistics, problem.tree, problem.num_features)
 
 
+def _concentration(problem, state):
+    return weights.log_conditional_of_concentration(state, problem.tree, problem.prior)
+
+
 BLOCKS = {
     "node": (lambda it: it.node, _node),
     "stop": (lambda it: it.logit_stop, _stop),
     "right": (lambda it: it.logit_right, _right),
     "u": (lambda it: it.log_neg_log_u, _u),
     "noise": (lambda it: it.log_sigma2, _noise),
+    "concentration": (lambda it: it.log_stop_concentration, _concentration),
 }
 
 
-def identity_gap(problem, one, other, name):
+def _gap(problem, one, other, name):
+    if isinstance(name, int):
+        return _tau_gap(problem, one, other, name)
     where, log_conditional = BLOCKS[name]
     changed = eqx.tree_at(where, one, where(other))
     return float(
@@ -71,29 +83,48 @@ def identity_gap(problem, one, other, name):
     )
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_identity(setting, name):
-    problem, one, other = setting
-    where, _ = BLOCKS[name]
-    assert not np.array_equal(where(one), where(other))
-    assert abs(identity_gap(problem, one, other, name)) < 1e-10 * max(1.0, abs(float(_joint(problem, one))))
-
-
-def tau_gap(problem, one, other, m):
+def _tau_gap(problem, one, other, m):
     """Each tau_m has its own conditional: change one direction of every node at a time."""
     changed = eqx.tree_at(lambda it: it.tau_excess, one, one.tau_excess.at[:, m].set(other.tau_excess[:, m]))
     conditional = [shrinkage.log_conditional(state, problem.prior)[:, m].sum() for state in (changed, one)]
     return float(_joint(problem, changed) - _joint(problem, one) - (conditional[0] - conditional[1]))
 
 
-@pytest.mark.parametrize("m", range(small.MAX_RANK))
-def test_identity_of_tau(setting, m):
-    assert abs(tau_gap(*setting, m)) < 1e-10 * max(1.0, abs(float(_joint(setting[0], setting[1]))))
+def relative_gap(name):
+    """Gap of one block (or of tau_m, for a number m) relative to the log joint; non-finite counts as infinite."""
+    with precision_of(np.float64):
+        problem, one, other = _setting()
+        gap = abs(_gap(problem, one, other, name)) / max(1.0, abs(float(_joint(problem, one))))
+    return gap if np.isfinite(gap) else np.inf
 
 
-def test_joint_is_a_density_of_the_rows(setting):
+@pytest.mark.parametrize("name", [*BLOCKS, *range(small.MAX_RANK)])
+def test_identity(name):
+    assert relative_gap(name) < TOLERANCE
+
+
+def test_blocks_were_changed():
+    _, one, other = _setting()
+    for where, _ in BLOCKS.values():
+        assert not np.array_equal(where(one), where(other))
+
+
+def test_identity_with_given_concentration():
+    """S at another a_S than 1, without a prior on it."""
+    with precision_of(np.float64):
+        problem, one, other = _setting()
+        given = dataclasses.replace(problem, prior=dataclasses.replace(small.PRIOR, stop_concentration=2.5))
+        one, other = (eqx.tree_at(lambda it: it.log_stop_concentration, state, jnp.log(2.5)) for state in (one, other))
+        assert abs(_gap(given, one, other, "stop")) < TOLERANCE * max(1.0, abs(float(_joint(given, one))))
+
+
+def test_joint_is_a_density_of_the_rows():
     """The likelihood through (E, Z2) equals the normal density with the full covariance matrix."""
-    problem, one, _ = setting
+    with precision_of(np.float64):
+        _check_density(*_setting()[:2])
+
+
+def _check_density(problem, one):
     dictionary = small.make_dictionary(jnp.float64)
     x = np.asarray(simulate(jax.random.key(3), dictionary, one))
     total = 0.0
@@ -104,7 +135,5 @@ def test_joint_is_a_density_of_the_rows(setting):
         covariance = basis @ np.diag(alpha2) @ basis.T + sigma2 * np.eye(small.NUM_FEATURES)
         centred = row - np.asarray(dictionary.centres)[node]
         total -= 0.5 * (centred @ np.linalg.solve(covariance, centred) + np.linalg.slogdet(2 * np.pi * covariance)[1])
-    from geode_jax.model import log_likelihood
-
     found = log_likelihood(one, small.sums_of(problem, one), problem.tree, problem.num_features)
     np.testing.assert_allclose(found, total, rtol=1e-12)

@@ -7,21 +7,19 @@ fresh draws by plain two-sample z statistics. False alarm: 1e-4 (Bonferroni over
 
 import contextlib
 import functools
-from unittest import mock
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from bugs import BUGS, membership_for
 from scipy import stats
 
-from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
 from geode_jax.gibbs.sweep import sweep
 from geode_jax.math.truncated import log_truncated_gamma
 from geode_jax.model import log_joint, sample_prior, simulate
-from geode_jax.settings import ExactShrinkage, Prior, PublishedShrinkage
+from geode_jax.settings import DirectMembership, ExactShrinkage, PublishedShrinkage, SliceMembership
 
 NUM_CHAINS = 12_000
 NUM_SWEEPS = 8
@@ -29,24 +27,15 @@ LEVEL = 1e-4
 
 _DICTIONARY = small.make_dictionary(jnp.float32)
 _ACTIVE = small.active_mask(_DICTIONARY)
-INTERNAL = np.flatnonzero(_DICTIONARY.tree.is_internal)
-PRESENT = np.flatnonzero(_DICTIONARY.tree.is_present)
-DIRECTIONS = tuple(np.argwhere(_ACTIVE).T)
 
 
 def _functions(problem, state):
-    """Smooth functions of every block with light tails, of the memberships, and of the data through the joint."""
-    tree = problem.tree
+    """Functions of every block, of the memberships, and of the data through the joint."""
     sums = small.sums_of(problem, state)
-    joint = log_joint(state, sums, tree, problem.prior, problem.num_features)
+    joint = log_joint(state, sums, problem.tree, problem.prior, problem.num_features)
     return jnp.concatenate(
         [
-            jnp.clip(state.logit_stop[INTERNAL], -20, 20),
-            jnp.clip(state.logit_right[INTERNAL], -20, 20),
-            state.log_sigma2,
-            state.log_neg_log_u[DIRECTIONS],
-            state.log_tau[DIRECTIONS],
-            sums.count[PRESENT],
+            small.free_parameters(_DICTIONARY, _ACTIVE, state, sums),
             jnp.log(sums.residual.sum())[None],
             (joint / 10.0)[None],
         ]
@@ -54,7 +43,8 @@ def _functions(problem, state):
 
 
 @functools.cache
-def _z_scores(shrinkage_settings, bug, num_chains):
+def z_scores(shrinkage_settings, membership, bug=None, num_chains=NUM_CHAINS):
+    """(z statistics of every function and product, the limit for the largest of them)."""
     dictionary = _DICTIONARY
 
     def start(key):
@@ -73,7 +63,7 @@ def _z_scores(shrinkage_settings, bug, num_chains):
         def step(carry, key):
             state, x = carry
             key_sweep, key_data = jax.random.split(key)
-            problem = small.make_problem(dictionary, x, shrinkage=shrinkage_settings)
+            problem = small.make_problem(dictionary, x, shrinkage=shrinkage_settings, membership=membership)
             state, _ = sweep(key_sweep, state, small.sums_of(problem, state), problem)
             return (state, simulate(key_data, dictionary, state)), None
 
@@ -93,105 +83,23 @@ def _z_scores(shrinkage_settings, bug, num_chains):
     return z, stats.norm.isf(0.5 * LEVEL / z.size)
 
 
-def test_joint():
-    z, limit = _z_scores(ExactShrinkage(), None, NUM_CHAINS)
+@pytest.mark.parametrize("membership", [DirectMembership(), SliceMembership()], ids=["direct", "slice"])
+def test_joint(membership):
+    z, limit = z_scores(ExactShrinkage(), membership)
     assert np.isfinite(z).all()
     assert np.abs(z).max() < limit
 
 
 def test_published_shrinkage_is_not_a_sampler_of_the_joint():
-    z, limit = _z_scores(PublishedShrinkage(), None, NUM_CHAINS)
+    z, limit = z_scores(PublishedShrinkage(), DirectMembership())
     assert np.abs(z).max() > 2 * limit
-
-
-def _drop_plus_one():
-    """u with shape delta + n/2."""
-    original = scales._gamma_parameters
-    return mock.patch.object(scales, "_gamma_parameters", lambda s, n, t, _: original(s, n, t, PublishedShrinkage()))
-
-
-def _published_tau():
-    return mock.patch.object(shrinkage, "draw_exact", shrinkage.draw_published)
-
-
-def _tau_without_normaliser():
-    def correction(delta):
-        return -jnp.log(delta), -jnp.ones_like(delta)
-
-    return mock.patch.object(shrinkage, "gamma_correction", correction)
-
-
-def _forget_noise_prior():
-    original = noise.draw
-    flat = Prior(noise_shape=1e-3, noise_rate=1e-3)
-    return mock.patch.object(noise, "draw", lambda k, s, n, t, _, d: original(k, s, n, t, flat, d))
-
-
-def _forget_root_visits():
-    """S ~ Beta(1 + n, a + v) instead of Beta(1 + n, a + v - n)."""
-    original = weights._beta_parameters
-
-    def wrong(sums, tree, prior):
-        a, b, right_a, right_b = original(sums, tree, prior)
-        return a, b + sums.count, right_a, right_b
-
-    return mock.patch.object(weights, "_beta_parameters", wrong)
-
-
-def _stale_sums():
-    """u from node sums of memberships that have moved on."""
-    original = scales.draw
-
-    def stale(key, state, sums, tree, settings):
-        return original(key, state, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), sums), tree, settings)
-
-    return mock.patch.object(scales, "draw", stale)
-
-
-def _constant_key():
-    """sigma2 always draws with the same key."""
-    original = noise.draw
-    return mock.patch.object(noise, "draw", lambda key, *rest: original(jax.random.key(0), *rest))
-
-
-def _membership_without_weights():
-    original = allocation.node_scores
-
-    def flat(state, statistics, tree, num_features):
-        even = eqx.tree_at(lambda it: it.logit_right, state, jnp.zeros_like(state.logit_right))
-        return original(even, statistics, tree, num_features)
-
-    return mock.patch.object(allocation, "node_scores", flat)
-
-
-def _half_quadratic():
-    original = scales._gamma_parameters
-
-    def wrong(state, sums, tree, settings):
-        shape, rate = original(state, sums, tree, settings)
-        return shape, 1.0 + 2.0 * (rate - 1.0)
-
-    return mock.patch.object(scales, "_gamma_parameters", wrong)
-
-
-BUGS = {
-    "u without + 1": _drop_plus_one,
-    "published tau": _published_tau,
-    "tau without normaliser": _tau_without_normaliser,
-    "sigma2 without prior": _forget_noise_prior,
-    "S without - n": _forget_root_visits,
-    "stale node sums": _stale_sums,
-    "constant key": _constant_key,
-    "membership ignores R": _membership_without_weights,
-    "u without 1/2": _half_quadratic,
-}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bug_is_caught(bug):
-    """Nine planted bugs, about 10 s each (compilation)."""
-    z, limit = _z_scores(ExactShrinkage(), bug, NUM_CHAINS)
+    """Thirteen planted bugs, about 10 s each (compilation)."""
+    z, limit = z_scores(ExactShrinkage(), membership_for(bug), bug)
     assert np.abs(z).max() > limit
 
 

@@ -27,7 +27,9 @@ NODES, SCALE = 3, np.array([0, 1, 1])
 def _numpyro_model(x, centres, bases, mask):
     """The joint of design and paper, for a root with two leaves."""
     prior = small.PRIOR
-    stop = numpyro.sample("stop", dist.Beta(1.0, prior.stop_concentration))
+    hyperprior = prior.stop_concentration
+    concentration = numpyro.sample("concentration", dist.Gamma(hyperprior.shape, hyperprior.rate))
+    stop = numpyro.sample("stop", dist.Beta(1.0, concentration))
     right = numpyro.sample("right", dist.Beta(prior.right_concentration, prior.right_concentration))
     precision = numpyro.sample("precision", dist.Gamma(prior.noise_shape, prior.noise_rate).expand([2]))
     rows, columns = np.nonzero(mask)
@@ -66,7 +68,14 @@ def _nuts(x, centres, bases, mask):
     found = {name: np.asarray(value) for name, value in mcmc.get_samples(group_by_chain=True).items()}
     logit = [np.log(found[name] / (1 - found[name]))[:, :, None] for name in ("stop", "right")]
     return np.concatenate(
-        [*logit, -np.log(found["precision"]), np.log(-np.log(found["u"])), np.log1p(found["excess"])], axis=2
+        [
+            *logit,
+            -np.log(found["precision"]),
+            np.log(-np.log(found["u"])),
+            np.log1p(found["excess"]),
+            np.log(found["concentration"])[:, :, None],
+        ],
+        axis=2,
     )
 
 
@@ -82,6 +91,7 @@ def _gibbs(problem, start, active):
                 state.log_sigma2,
                 state.log_neg_log_u[directions],
                 state.log_tau[directions],
+                state.log_stop_concentration[None],
             ]
         )
         return (state, sums), kept

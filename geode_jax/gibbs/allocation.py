@@ -1,4 +1,9 @@
-"""Membership of the rows (paper step 1): z given everything else."""
+"""Membership of the rows (paper step 1): z given everything else, directly or by slices.
+
+Slices (Canale & Dunson; the paper's section 2.2): with Pi_s the total weight of scale s, a row at scale s draws
+w ~ U(0, Pi_s); its new node k has probability proportional to ``1(Pi_s(k) > w) pi_k / Pi_s(k) N(x | k)``. The joint of
+(z, w) has the conditional of z as its marginal.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +26,25 @@ def node_scores(state: State, statistics: Statistics, tree: Tree, num_features: 
 
 
 def draw(key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: int) -> Int[Array, "n"]:
-    """New memberships: one uniform per row and the inverse CDF over the nodes."""
+    """New memberships from their conditionals over all nodes."""
+    return _draw_from(key, node_scores(state, statistics, tree, num_features), tree)
+
+
+def draw_sliced(key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: int) -> Int[Array, "n"]:
+    """New memberships by the multiscale slice sampler."""
+    key_slice, key_node = jax.random.split(key)
     scores = node_scores(state, statistics, tree, num_features)
+    log_scale_weights = tree.log_sum_over_scales(tree.log_weights(state.logit_stop, state.logit_right))
+    scale = jnp.asarray(tree.scale)
+    log_uniform = jnp.log(jax.random.uniform(key_slice, state.node.shape, scores.dtype))
+    log_slice = log_scale_weights[scale[state.node]] + log_uniform
+    at_node = jnp.where(tree.is_present, log_scale_weights[scale], 0.0)[:, None]
+    # Not strictly above the slice: a logarithm near 0 may be lost in the sum, and a row's own scale is always open.
+    return _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf), tree)
+
+
+def _draw_from(key: KeyArray, scores: Float[Array, "K n"], tree: Tree) -> Int[Array, "n"]:
+    """Categorical draws, one uniform per row and the inverse CDF over the nodes."""
     cumulative = jnp.cumsum(jnp.exp(scores - scores.max(axis=0)), axis=0)
     level = jax.random.uniform(key, scores.shape[1:], scores.dtype) * cumulative[-1]
     # The number of nodes at or below the level is the index of the first above it; an absent node adds nothing to the

@@ -5,7 +5,7 @@ import jax
 
 from geode_jax._typing import Array, KeyArray
 from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
-from geode_jax.settings import ExactShrinkage, Prior, PublishedShrinkage
+from geode_jax.settings import DirectMembership, ExactShrinkage, Prior, PublishedShrinkage, SliceMembership
 from geode_jax.state import NodeSums, State, node_sums
 from geode_jax.statistics import Statistics
 from geode_jax.tree import Tree
@@ -19,12 +19,13 @@ class Problem(eqx.Module):
     is_available: Array
     prior: Prior = eqx.field(static=True)
     shrinkage: ExactShrinkage | PublishedShrinkage = eqx.field(static=True)
+    membership: DirectMembership | SliceMembership = eqx.field(static=True)
     num_features: int = eqx.field(static=True)
 
 
 def sweep(key: KeyArray, state: State, sums: NodeSums, problem: Problem) -> tuple[State, NodeSums]:
     """New state and its node sums; `sums` are those of `state.node`."""
-    key_u, key_tau, key_noise, key_weights, key_node = jax.random.split(key, 5)
+    key_u, key_tau, key_noise, key_weights, key_concentration, key_node = jax.random.split(key, 6)
     tree, prior, num_features = problem.tree, problem.prior, problem.num_features
 
     log_neg_log_u = scales.draw(key_u, state, sums, tree, problem.shrinkage)
@@ -34,11 +35,14 @@ def sweep(key: KeyArray, state: State, sums: NodeSums, problem: Problem) -> tupl
     else:
         tau_excess = shrinkage.draw_published(key_tau, state, prior)
     log_sigma2 = noise.draw(key_noise, state, sums, tree, prior, num_features)
-    logit_stop, logit_right = weights.draw(key_weights, sums, tree, prior)
+    logit_stop, logit_right = weights.draw(key_weights, state, sums, tree, prior)
     state = eqx.tree_at(
         lambda it: (it.tau_excess, it.log_sigma2, it.logit_stop, it.logit_right),
         state,
         (tau_excess, log_sigma2, logit_stop, logit_right),
     )
-    node = allocation.draw(key_node, state, problem.statistics, tree, num_features)
+    log_stop_concentration = weights.draw_concentration(key_concentration, state, tree, prior)
+    state = eqx.tree_at(lambda it: it.log_stop_concentration, state, log_stop_concentration)
+    draw_node = allocation.draw if isinstance(problem.membership, DirectMembership) else allocation.draw_sliced
+    node = draw_node(key_node, state, problem.statistics, tree, num_features)
     return eqx.tree_at(lambda it: it.node, state, node), node_sums(problem.statistics, node)

@@ -1,5 +1,6 @@
-"""Log density of complete rows, averaged over draws and trees."""
+"""Complete rows: log densities under every draw, their average over draws and trees, and the nodes of a row."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,49 +8,88 @@ from jax import lax
 
 from geode_jax._typing import Array, Float
 from geode_jax.dictionary import Dictionary
-from geode_jax.gibbs.run import Draw
+from geode_jax.gibbs.chain import Draw
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.state import log_normal_constants
 from geode_jax.statistics import project
 
 
+class NodeScores(eqx.Module):
+    """What a node's score of a row needs besides its projection, one tree: axes nodes first, then draws."""
+
+    u: Float[Array, "K T d"]
+    half_precision: Float[Array, "K T"]
+    constant: Float[Array, "K T"]
+
+
+def _node_scores(dictionary: Dictionary, draws: Draw) -> NodeScores:
+    tree = dictionary.tree
+    constants = jax.vmap(log_normal_constants, in_axes=(0, 0, None, None))(
+        draws.neg_log_u, draws.log_sigma2, tree, dictionary.num_features
+    )
+    half_precision = 0.5 * jnp.exp(-draws.log_sigma2)[:, tree.scale]
+    return NodeScores(
+        jnp.swapaxes(jnp.exp(-draws.neg_log_u), 0, 1), half_precision.T, (constants + draws.log_weights).T
+    )
+
+
+def _scores_at(x: Array, centre: Array, basis: Array, node: NodeScores) -> Float[Array, "n T"]:
+    """``log pi + log N`` at one node: its two projections serve every draw, and the draws are one matrix product."""
+    residual, coordinates = project(x, centre, basis)
+    along = jnp.matmul(jnp.square(coordinates), node.u.T, precision=HIGHEST)
+    return node.constant - node.half_precision * (residual[:, None] + along)
+
+
+def log_density_by_draw(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "n T"]:
+    """Log density under every draw of one tree, in model coordinates; one node at a time."""
+
+    def at_node(total: Array, node: tuple[Array, Array, NodeScores]) -> tuple[Array, None]:
+        return jnp.logaddexp(total, _scores_at(x, *node)), None
+
+    empty = jnp.full((x.shape[0], draws.log_sigma2.shape[0]), -jnp.inf, x.dtype)
+    return lax.scan(at_node, empty, (dictionary.centres, dictionary.bases, _node_scores(dictionary, draws)))[0]
+
+
+@jax.jit
+def log_densities(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "F n T"]:
+    """Log density of rows under every draw of every tree, in model coordinates."""
+
+    def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
+        tree_dictionary, tree_draws = inputs
+        return log_density_by_draw(tree_dictionary, tree_draws, x)
+
+    return lax.map(one_tree, (dictionary, draws))
+
+
 @jax.jit
 def log_density_by_tree(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "F n"]:
-    """Log of the posterior mean density under each tree, in model coordinates.
+    """Log of the posterior mean density under each tree, in model coordinates."""
 
-    One node at a time: its two projections serve every draw, and the draws are one matrix product.
-    """
-
-    def one_tree(tree_inputs: tuple[Dictionary, Draw]) -> Array:
-        tree_dictionary, tree_draws = tree_inputs
-        tree = tree_dictionary.tree
-        constants = jax.vmap(log_normal_constants, in_axes=(0, 0, None, None))(
-            tree_draws.neg_log_u, tree_draws.log_sigma2, tree, dictionary.num_features
-        )
-        constants = constants + tree_draws.log_weights
-        half_precision = 0.5 * jnp.exp(-tree_draws.log_sigma2)[:, tree.scale]
-        u = jnp.exp(-tree_draws.neg_log_u)
-
-        def at_node(total: Array, node: tuple[Array, ...]) -> tuple[Array, None]:
-            centre, basis, node_u, node_half_precision, constant = node
-            residual, coordinates = project(x, centre, basis)
-            along = jnp.matmul(jnp.square(coordinates), node_u.T, precision=HIGHEST)
-            score = constant - node_half_precision * (residual[:, None] + along)
-            return jnp.logaddexp(total, score), None
-
-        nodes = (
-            tree_dictionary.centres,
-            tree_dictionary.bases,
-            jnp.swapaxes(u, 0, 1),
-            half_precision.T,
-            constants.T,
-        )
-        empty = jnp.full((x.shape[0], u.shape[0]), -jnp.inf, x.dtype)
-        by_draw = lax.scan(at_node, empty, nodes)[0]
+    def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
+        tree_dictionary, tree_draws = inputs
+        by_draw = log_density_by_draw(tree_dictionary, tree_draws, x)
         return jax.nn.logsumexp(by_draw, axis=1) - jnp.log(by_draw.shape[1])
 
     return lax.map(one_tree, (dictionary, draws))
+
+
+@jax.jit
+def node_probabilities(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "F n K"]:
+    """Probability of each node given the row, averaged over the draws of each tree."""
+
+    def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
+        tree_dictionary, tree_draws = inputs
+        total = log_density_by_draw(tree_dictionary, tree_draws, x)
+        nodes = (tree_dictionary.centres, tree_dictionary.bases, _node_scores(tree_dictionary, tree_draws))
+        return lax.map(lambda node: jnp.exp(_scores_at(x, *node) - total).mean(axis=1), nodes).T
+
+    return lax.map(one_tree, (dictionary, draws))
+
+
+def density_row_bytes(draws: Draw, x: np.ndarray) -> int:
+    """Memory that a complete row takes in a block."""
+    return x.itemsize * (4 * x.shape[1] + 3 * draws.log_joint.shape[1])
 
 
 def log_density_complete(dictionary: Dictionary, draws: Draw, x: np.ndarray) -> np.ndarray:
@@ -57,6 +97,6 @@ def log_density_complete(dictionary: Dictionary, draws: Draw, x: np.ndarray) -> 
     by_tree = map_row_blocks(
         lambda block: log_density_by_tree(dictionary, draws, block).T,
         x,
-        bytes_per_row=x.itemsize * (4 * x.shape[1] + 3 * draws.log_joint.shape[1]),
+        bytes_per_row=density_row_bytes(draws, x),
     )
     return np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])

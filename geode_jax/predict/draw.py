@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from geode_jax._typing import Array, Float, KeyArray
 from geode_jax.dictionary import Dictionary
-from geode_jax.gibbs.run import Draw
+from geode_jax.gibbs.chain import Draw
 from geode_jax.math.lowrank import HIGHEST
 
 

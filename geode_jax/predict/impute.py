@@ -9,7 +9,7 @@ from jax.scipy.special import ndtr, ndtri
 
 from geode_jax._typing import Array, Float, KeyArray
 from geode_jax.dictionary import Dictionary
-from geode_jax.gibbs.run import Draw
+from geode_jax.gibbs.chain import Draw
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
 from geode_jax.predict.partial import Mixture, candidate_scores, find_candidates, merged_mixture
 

@@ -15,7 +15,7 @@ from jax import lax
 
 from geode_jax._typing import Array, Float, Int
 from geode_jax.dictionary import Dictionary
-from geode_jax.gibbs.run import Draw
+from geode_jax.gibbs.chain import Draw
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_given, latent_root, log_marginal
 from geode_jax.statistics import observed_statistics_of
 
@@ -130,6 +130,19 @@ def log_density_partial(
         return jax.nn.logsumexp(scores, axis=(0, 2)) - jnp.log(scores.shape[0])
 
     return lax.map(one_tree, (dictionary, draws)).T
+
+
+@partial(jax.jit, static_argnames="num_candidates")
+def log_densities_partial(
+    dictionary: Dictionary, draws: Draw, x: Array, is_observed: Array, *, num_candidates: int
+) -> Float[Array, "b F T"]:
+    """Log marginal density of the observed part under every draw of every tree, in model coordinates."""
+
+    def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
+        candidates = find_candidates(*inputs, x, is_observed, num_candidates)
+        return jax.nn.logsumexp(candidate_scores(*inputs, candidates), axis=2)
+
+    return jnp.moveaxis(lax.map(one_tree, (dictionary, draws)), 2, 0)
 
 
 def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int) -> int:

@@ -2,26 +2,28 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geode_jax._checks import check_data, check_instance, check_integer, check_key, check_number
+from geode_jax._checks import check_instance, check_integer, check_key, check_number
 from geode_jax._typing import ArrayLike, Float, KeyArray, precision_of
 from geode_jax.build.standardise import to_model
-from geode_jax.gibbs.run import Draw
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior import Posterior
-from geode_jax.predict.density import log_density_complete
+from geode_jax.predict.boundary import (
+    DENSITY_DRAWS,
+    PARTIAL_DRAWS,
+    check_candidates,
+    check_rows,
+    partial_row_bytes,
+    partial_rows,
+    thinned,
+    to_data,
+)
+from geode_jax.predict.density import density_row_bytes, log_densities, log_density_complete
 from geode_jax.predict.draw import sample_rows
 from geode_jax.predict.impute import conditional_draws, conditional_summary
-from geode_jax.predict.partial import bytes_per_row, log_density_partial
-
-# Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density is far below
-# its posterior spread. Every draw of a partial row costs a Cholesky factor per candidate node.
-DENSITY_DRAWS = 200
-PARTIAL_DRAWS = 16
-CANDIDATES = 6
+from geode_jax.predict.partial import log_densities_partial, log_density_partial
 
 
 class Imputation(NamedTuple):
@@ -48,30 +50,73 @@ def log_density(
     of its observed entries. `num_draws` and `num_candidates` (nodes per partial row) bound the work per tree; None
     means 200 draws for complete and 16 for partial rows, and 6 nodes.
     """
-    posterior, data = _check(posterior, X)
-    num_candidates = _candidates(posterior, num_candidates)
+    posterior, data = check_rows(posterior, X)
+    num_candidates = check_candidates(posterior, num_candidates)
     missing = np.isnan(data)
     is_partial = missing.any(axis=1)
     result = np.empty(data.shape[0])
     with precision_of(posterior.dtype):
         if not is_partial.all():
-            draws = _thin(posterior, num_draws, DENSITY_DRAWS)
+            draws = thinned(posterior, num_draws, DENSITY_DRAWS)
             x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
             result[~is_partial] = log_density_complete(posterior.dictionary, draws, x) + posterior.log_jacobian
         if is_partial.any():
-            draws = _thin(posterior, num_draws, PARTIAL_DRAWS)
-            x, is_observed = _partial_rows(posterior, data[is_partial])
+            draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
+            x, is_observed = partial_rows(posterior, data[is_partial])
             by_tree = map_row_blocks(
                 lambda rows, seen: log_density_partial(
                     posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
                 ),
                 x,
                 is_observed,
-                bytes_per_row=_row_bytes(posterior, draws, num_candidates),
+                bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
             )
             by_row = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])
             result[is_partial] = by_row - is_observed @ np.log(posterior.scale)
     return result
+
+
+def log_density_draws(
+    posterior: Posterior,
+    X: ArrayLike,
+    *,
+    num_draws: int | None = None,
+    num_candidates: int | None = None,
+) -> Float[np.ndarray, "F C T n"]:
+    """Log density of rows under every tree, chain and draw: (F, C, T, n), in nats and the data's units.
+
+    The posterior of the density itself: its spread is what :func:`log_density` averages over. A row with NaN gets the
+    marginal log density of its observed entries. `num_draws` thins to that many draws per tree, evenly over the
+    chains; None keeps all.
+    """
+    posterior, data = check_rows(posterior, X)
+    num_candidates = check_candidates(posterior, num_candidates)
+    missing = np.isnan(data)
+    is_partial = missing.any(axis=1)
+    with precision_of(posterior.dtype):
+        draws = thinned(posterior, num_draws, None)
+        result = np.empty((data.shape[0], *draws.log_joint.shape))
+        if not is_partial.all():
+            x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
+            by_draw = map_row_blocks(
+                lambda rows: jnp.swapaxes(log_densities(posterior.dictionary, draws, rows), 0, 1),
+                x,
+                bytes_per_row=posterior.num_trees * density_row_bytes(draws, x),
+            )
+            result[~is_partial] = by_draw + posterior.log_jacobian
+        if is_partial.any():
+            x, is_observed = partial_rows(posterior, data[is_partial])
+            by_draw = map_row_blocks(
+                lambda rows, seen: log_densities_partial(
+                    posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
+                ),
+                x,
+                is_observed,
+                bytes_per_row=posterior.num_trees * partial_row_bytes(posterior, draws, num_candidates),
+            )
+            result[is_partial] = by_draw - (is_observed @ np.log(posterior.scale))[:, None, None]
+    by_chain = result.reshape(data.shape[0], posterior.num_trees, posterior.num_chains, -1)
+    return np.moveaxis(by_chain, 0, 3)
 
 
 def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[np.ndarray, "n D"]:
@@ -80,10 +125,10 @@ def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[n
     check_instance(posterior, "posterior", Posterior)
     num_samples = check_integer(num_samples, "num_samples", 1)
     with precision_of(posterior.dtype):
-        draws = _thin(posterior, None, None)
+        draws = thinned(posterior, None, None)
         padded = 1 << (num_samples - 1).bit_length()  # few compiled sizes
         x = np.asarray(sample_rows(key, posterior.dictionary, draws, num_rows=padded))[:num_samples]
-    return _to_data(posterior, x)
+    return to_data(posterior, x)
 
 
 def impute(
@@ -122,16 +167,16 @@ def impute_draws(
     """Completed data sets, (num_samples, n, D), with the missing entries drawn from their joint conditional."""
     key = check_key(key)
     num_samples = check_integer(num_samples, "num_samples", 1)
-    posterior, data = _check(posterior, X)
-    num_candidates = _candidates(posterior, num_candidates)
+    posterior, data = check_rows(posterior, X)
+    num_candidates = check_candidates(posterior, num_candidates)
     missing = np.isnan(data)
     partial = np.flatnonzero(missing.any(axis=1))
     result = np.repeat(data[None].astype(np.float64), num_samples, axis=0)
     if partial.size == 0:
         return result
     with precision_of(posterior.dtype):
-        draws = _thin(posterior, num_draws, PARTIAL_DRAWS)
-        x, is_observed = _partial_rows(posterior, data[partial])
+        draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
+        x, is_observed = partial_rows(posterior, data[partial])
         drawn = map_row_blocks(
             lambda rows, seen, number: conditional_draws(
                 key,
@@ -146,9 +191,9 @@ def impute_draws(
             x,
             is_observed,
             partial.astype(np.int32),
-            bytes_per_row=_row_bytes(posterior, draws, num_candidates) + x.itemsize * num_samples * x.shape[1],
+            bytes_per_row=partial_row_bytes(posterior, draws, num_candidates) + x.itemsize * num_samples * x.shape[1],
         )
-    values = np.moveaxis(_to_data(posterior, drawn), 1, 0)
+    values = np.moveaxis(to_data(posterior, drawn), 1, 0)
     result[:, partial] = np.where(missing[partial], values, result[:, partial])
     return result
 
@@ -160,56 +205,24 @@ def _summary(
     num_draws: int | None,
     num_candidates: int | None,
 ) -> tuple[np.ndarray, ...]:
-    posterior, data = _check(posterior, X)
-    num_candidates = _candidates(posterior, num_candidates)
+    posterior, data = check_rows(posterior, X)
+    num_candidates = check_candidates(posterior, num_candidates)
     missing = np.isnan(data)
     partial = missing.any(axis=1)
     results = tuple(data.astype(np.float64) for _ in range(1 if interval is None else 3))
     if not partial.any():
         return results
     with precision_of(posterior.dtype):
-        draws = _thin(posterior, num_draws, PARTIAL_DRAWS)
-        x, is_observed = _partial_rows(posterior, data[partial])
+        draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
+        x, is_observed = partial_rows(posterior, data[partial])
         found = map_row_blocks(
             lambda rows, seen: conditional_summary(
                 posterior.dictionary, draws, rows, seen, num_candidates=num_candidates, interval=interval
             ),
             x,
             is_observed,
-            bytes_per_row=_row_bytes(posterior, draws, num_candidates),
+            bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
         )
     for result, values in zip(results, found, strict=True):
-        result[missing] = _to_data(posterior, values)[missing[partial]]
+        result[missing] = to_data(posterior, values)[missing[partial]]
     return results
-
-
-def _check(posterior: Posterior, X: ArrayLike) -> tuple[Posterior, np.ndarray]:
-    check_instance(posterior, "posterior", Posterior)
-    return posterior, check_data(X, "X", allow_nan=True, num_features=posterior.num_features)
-
-
-def _candidates(posterior: Posterior, num_candidates: int | None) -> int:
-    wanted = CANDIDATES if num_candidates is None else check_integer(num_candidates, "num_candidates", 1)
-    return min(wanted, posterior.dictionary.tree.num_nodes)
-
-
-def _thin(posterior: Posterior, num_draws: int | None, default: int | None) -> Draw:
-    """Thinned draws on the device, moved there once."""
-    if num_draws is not None:
-        check_integer(num_draws, "num_draws", 1)
-    return jax.tree.map(jnp.asarray, posterior.thin(default if num_draws is None else num_draws))
-
-
-def _partial_rows(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Model coordinates with 0 (the centre of the data) at missing entries, and the mask of observed ones."""
-    missing = np.isnan(data)
-    x = to_model(np.where(missing, posterior.shift, data), posterior.frame, posterior.dtype)
-    return x, (~missing).astype(posterior.dtype)
-
-
-def _row_bytes(posterior: Posterior, draws: Draw, num_candidates: int) -> int:
-    return bytes_per_row(posterior.dictionary, num_candidates, draws.log_joint.shape[1])
-
-
-def _to_data(posterior: Posterior, x: np.ndarray) -> np.ndarray:
-    return posterior.shift + posterior.scale * np.asarray(x, dtype=np.float64)

@@ -1,0 +1,134 @@
+"""One chain: where it starts, what a step does, and what is kept of it."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from geode_jax._typing import Array, Bool, Float, Int, KeyArray
+from geode_jax.gibbs import rank
+from geode_jax.gibbs.sweep import Problem, sweep
+from geode_jax.model import log_joint, sample_log_stop_concentration
+from geode_jax.settings import RankAdaptation
+from geode_jax.state import NodeSums, State, node_sums
+
+
+class Draw(eqx.Module):
+    """What is kept of one sweep; never anything of size n."""
+
+    neg_log_u: Float[Array, "*batch K d"]
+    tau: Float[Array, "*batch K d"]
+    log_sigma2: Float[Array, "*batch S"]
+    log_weights: Float[Array, "*batch K"]
+    log_stop_concentration: Float[Array, "*batch"]
+    count: Int[Array, "*batch K"]
+    is_active: Bool[Array, "*batch K d"]
+    log_joint: Float[Array, "*batch"]
+
+
+class Adaptation(eqx.Module):
+    """Tallies over the adaptation steps of a chain, for the inclusion probabilities and the intrinsic dimension.
+
+    `included`: sum over steps of the share of rows that are at node k while its direction m passes the test.
+    `dimension`: sum over steps of the share of rows at node k while exactly p pass, p = 0..d; each step adds 1 in all.
+    """
+
+    included: Float[Array, "*batch K d"]
+    dimension: Float[Array, "*batch K d1"]
+
+
+class Chain(eqx.Module):
+    """What one sweep hands to the next."""
+
+    state: State
+    sums: NodeSums
+    adaptation: Adaptation
+
+
+def initial_chain(key: KeyArray, problem: Problem) -> Chain:
+    """An over-dispersed start: memberships at the nearest node of a random scale, the rest spread widely.
+
+    The scale is drawn per row from chain-specific weights, so that chains begin with different mixtures of coarse and
+    fine nodes. The noise level is that of the rows at their nodes times a log-normal factor, tau and a_S come from
+    their priors, and u starts at 1/2 as in the author's code.
+    """
+    key_scale, key_row, key_noise, key_tau, key_stop, key_right, key_concentration = jax.random.split(key, 7)
+    statistics, tree = problem.statistics, problem.tree
+    num_rows = statistics.residual.shape[1]
+    dtype = statistics.residual.dtype
+    log_scale_weights = 1.5 * jax.random.normal(key_scale, (tree.num_scales,), dtype)
+    row_scale = jax.random.categorical(key_row, log_scale_weights, shape=(num_rows,))
+    scale = jnp.asarray(tree.scale)[:, None]
+    # a row whose cell ends above its scale starts at the leaf there
+    may_hold = tree.is_present[:, None] & ((scale == row_scale) | (tree.is_leaf[:, None] & (scale < row_scale)))
+    distance = statistics.residual + 0.5 * statistics.squared.sum(axis=-1)
+    node = jnp.argmin(jnp.where(may_hold, distance, jnp.inf), axis=0).astype(jnp.int32)
+    sums = node_sums(statistics, node)
+
+    count = jnp.maximum(tree.sum_over_scales(sums.count), 1.0)
+    level = tree.sum_over_scales(sums.residual) / (count * problem.num_features)
+    overall = jnp.maximum(sums.residual.sum() / (num_rows * problem.num_features), 1e-6)
+    jitter = 0.5 * jax.random.normal(key_noise, (tree.num_scales,), dtype)
+    shape = problem.is_available.shape
+    spread = [1.5 * jax.random.normal(k, (tree.num_nodes,), dtype) for k in (key_stop, key_right)]
+    state = State(
+        node=node,
+        logit_stop=jnp.where(tree.is_internal, spread[0], jnp.inf),
+        logit_right=jnp.where(tree.is_internal, spread[1], 0.0),
+        log_neg_log_u=jnp.full(shape, jnp.log(jnp.log(2.0)), dtype),
+        tau_excess=jax.random.exponential(key_tau, shape, dtype) / problem.prior.tau_rate,
+        log_sigma2=jnp.log(jnp.where(level > 1e-6, level, overall)) + jitter,
+        log_stop_concentration=sample_log_stop_concentration(key_concentration, problem.prior, dtype),
+        is_active=problem.is_available,
+        log_ratio=jnp.zeros(shape, dtype),
+    )
+    tallies = Adaptation(jnp.zeros(shape, dtype), jnp.zeros((shape[0], shape[1] + 1), dtype))
+    return Chain(state, sums, tallies)
+
+
+def draw_of(chain: Chain, problem: Problem) -> Draw:
+    """What is kept of a chain as it stands."""
+    state = chain.state
+    return Draw(
+        neg_log_u=state.neg_log_u,
+        tau=1.0 + state.tau_excess,
+        log_sigma2=state.log_sigma2,
+        log_weights=problem.tree.log_weights(state.logit_stop, state.logit_right),
+        log_stop_concentration=state.log_stop_concentration,
+        count=chain.sums.count.astype(jnp.int32),
+        is_active=state.is_active,
+        log_joint=log_joint(state, chain.sums, problem.tree, problem.prior, problem.num_features),
+    )
+
+
+def _tally(old: Adaptation, count: Array, has_passed: Array, is_tallied: Array) -> Adaptation:
+    share = count / jnp.maximum(count.sum(), 1.0)
+    sizes = jax.nn.one_hot(has_passed.sum(axis=-1), has_passed.shape[-1] + 1, dtype=share.dtype)
+    weight = is_tallied.astype(share.dtype)
+    return Adaptation(
+        old.included + weight * share[:, None] * has_passed,
+        old.dimension + weight * share[:, None] * sizes,
+    )
+
+
+def step(
+    key: KeyArray,
+    problem: Problem,
+    num_warmup: Int[Array, ""],
+    adaptation: RankAdaptation | None,
+    chain: Chain,
+    index: Int[Array, ""],
+) -> Chain:
+    """Sweep number `index`, and during warm-up the adaptation of the ranks."""
+    key_sweep, key_rank = jax.random.split(key)
+    state, sums = sweep(key_sweep, chain.state, chain.sums, problem)
+    if adaptation is None:
+        return Chain(state, sums, chain.adaptation)
+    adapted, is_taken, has_passed = rank.adapt(key_rank, state, problem.is_available, index, adaptation)
+    in_warmup = index < num_warmup
+    # the first half of warm-up still carries the start
+    is_tallied = is_taken & in_warmup & (2 * index >= num_warmup)
+    return Chain(
+        state=jax.tree.map(lambda new, old: jnp.where(in_warmup, new, old), adapted, state),
+        sums=sums,
+        adaptation=_tally(chain.adaptation, sums.count, has_passed, is_tallied),
+    )

@@ -1,0 +1,81 @@
+"""The intrinsic dimension at a row: how many directions the nodes it may belong to use."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from geode_jax._typing import Array, ArrayLike, Float, precision_of
+from geode_jax.build.standardise import to_model
+from geode_jax.dictionary import Dictionary
+from geode_jax.gibbs.chain import Draw
+from geode_jax.math.streaming import map_row_blocks
+from geode_jax.posterior import Posterior
+from geode_jax.predict.boundary import (
+    DENSITY_DRAWS,
+    PARTIAL_DRAWS,
+    check_candidates,
+    check_rows,
+    partial_row_bytes,
+    partial_rows,
+    thinned,
+)
+from geode_jax.predict.density import density_row_bytes, node_probabilities
+from geode_jax.predict.partial import candidate_scores, find_candidates
+
+
+def intrinsic_dimension(
+    posterior: Posterior, X: ArrayLike, *, num_draws: int | None = None, num_candidates: int | None = None
+) -> Float[np.ndarray, "n d1"]:
+    """Posterior of the intrinsic dimension p = 0..d at every row, (n, D) to (n, d + 1); rows sum to 1.
+
+    The dimension of a row is that of its node: the probabilities of the nodes given the row (its observed part, where
+    it has NaN), averaged over draws and trees, times the nodes' own (`Posterior.node_dimension_probabilities`). For the
+    whole data set see `Posterior.intrinsic_dimension_probabilities`. The other arguments are those of
+    :func:`geode_jax.log_density`.
+    """
+    posterior, data = check_rows(posterior, X)
+    num_candidates = check_candidates(posterior, num_candidates)
+    is_partial = np.isnan(data).any(axis=1)
+    table = np.nan_to_num(posterior.node_dimension_probabilities)
+    result = np.empty((data.shape[0], table.shape[-1]))
+    with precision_of(posterior.dtype):
+        if not is_partial.all():
+            draws = thinned(posterior, num_draws, DENSITY_DRAWS)
+            x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
+            nodes = map_row_blocks(
+                lambda rows: jnp.swapaxes(node_probabilities(posterior.dictionary, draws, rows), 0, 1),
+                x,
+                bytes_per_row=density_row_bytes(draws, x),
+            )
+            result[~is_partial] = np.einsum("nfk,fkp->np", nodes, table)
+        if is_partial.any():
+            draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
+            x, is_observed = partial_rows(posterior, data[is_partial])
+            nodes = map_row_blocks(
+                lambda rows, seen: _node_probabilities_partial(
+                    posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
+                ),
+                x,
+                is_observed,
+                bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
+            )
+            result[is_partial] = np.einsum("nfk,fkp->np", nodes, table)
+    return result / result.sum(axis=1, keepdims=True)
+
+
+@partial(jax.jit, static_argnames="num_candidates")
+def _node_probabilities_partial(
+    dictionary: Dictionary, draws: Draw, x: Array, is_observed: Array, *, num_candidates: int
+) -> Float[Array, "b F K"]:
+    """Probability of each node given the observed part, averaged over the draws of each tree; 0 off the candidates."""
+
+    def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
+        candidates = find_candidates(*inputs, x, is_observed, num_candidates)
+        probability = jax.nn.softmax(candidate_scores(*inputs, candidates), axis=2).mean(axis=0)
+        empty = jnp.zeros((x.shape[0], inputs[0].tree.is_present.shape[-1]), x.dtype)
+        return empty.at[jnp.arange(x.shape[0])[:, None], candidates.node].set(probability)
+
+    return jnp.swapaxes(lax.map(one_tree, (dictionary, draws)), 0, 1)

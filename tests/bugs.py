@@ -1,0 +1,150 @@
+"""Bugs to plant in the sampler: each a context manager under which one formula is wrong.
+
+`python -m benchmarks.proofs` runs every proof under every bug; `SLICE` are those of the slice sampler.
+"""
+
+from unittest import mock
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
+from geode_jax.settings import DirectMembership, Prior, PublishedShrinkage, SliceMembership
+from geode_jax.tree import Tree
+
+
+def _drop_plus_one():
+    """u with shape delta + n/2."""
+    original = scales._gamma_parameters
+    return mock.patch.object(scales, "_gamma_parameters", lambda s, n, t, _: original(s, n, t, PublishedShrinkage()))
+
+
+def _published_tau():
+    return mock.patch.object(shrinkage, "draw_exact", shrinkage.draw_published)
+
+
+def _tau_without_normaliser():
+    def correction(delta):
+        return -jnp.log(delta), -jnp.ones_like(delta)
+
+    return mock.patch.object(shrinkage, "gamma_correction", correction)
+
+
+def _forget_noise_prior():
+    original = noise.draw
+    flat = Prior(noise_shape=1e-3, noise_rate=1e-3)
+    return mock.patch.object(noise, "draw", lambda k, s, n, t, _, d: original(k, s, n, t, flat, d))
+
+
+def _forget_stopped_rows():
+    """S ~ Beta(1 + n, a + v) instead of Beta(1 + n, a + v - n)."""
+    original = weights._beta_parameters
+
+    def wrong(state, sums, tree, prior):
+        a, b, right_a, right_b = original(state, sums, tree, prior)
+        return a, b + sums.count, right_a, right_b
+
+    return mock.patch.object(weights, "_beta_parameters", wrong)
+
+
+def _stale_sums():
+    """u from node sums of memberships that have moved on."""
+    original = scales.draw
+
+    def stale(key, state, sums, tree, settings):
+        return original(key, state, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), sums), tree, settings)
+
+    return mock.patch.object(scales, "draw", stale)
+
+
+def _constant_key():
+    """sigma2 always draws with the same key."""
+    original = noise.draw
+    return mock.patch.object(noise, "draw", lambda key, *rest: original(jax.random.key(0), *rest))
+
+
+def _membership_without_weights():
+    original = allocation.node_scores
+
+    def flat(state, statistics, tree, num_features):
+        even = eqx.tree_at(lambda it: it.logit_right, state, jnp.zeros_like(state.logit_right))
+        return original(even, statistics, tree, num_features)
+
+    return mock.patch.object(allocation, "node_scores", flat)
+
+
+def _half_quadratic():
+    original = scales._gamma_parameters
+
+    def wrong(state, sums, tree, settings):
+        shape, rate = original(state, sums, tree, settings)
+        return shape, 1.0 + 2.0 * (rate - 1.0)
+
+    return mock.patch.object(scales, "_gamma_parameters", wrong)
+
+
+def _slice_without_scale_weight():
+    """w ~ U(0, 1) whatever the weight of the row's scale."""
+    return mock.patch.object(Tree, "log_sum_over_scales", lambda tree, values: jnp.zeros(tree.num_scales))
+
+
+def _slice_without_division():
+    """Nodes weighted by pi instead of pi over the weight of their scale."""
+    draw_sliced, draw_from = allocation.draw_sliced, allocation._draw_from
+
+    def sliced(key, state, statistics, tree, num_features):
+        scores = allocation.node_scores(state, statistics, tree, num_features)
+
+        def undivided(key_node, divided, _):
+            return draw_from(key_node, jnp.where(jnp.isfinite(divided), scores, -jnp.inf), tree)
+
+        with mock.patch.object(allocation, "_draw_from", undivided):
+            return draw_sliced(key, state, statistics, tree, num_features)
+
+    return mock.patch.object(allocation, "draw_sliced", sliced)
+
+
+def _concentration_without_prior():
+    original = weights._gamma_parameters
+
+    def wrong(state, tree, prior):
+        shape, rate = original(state, tree, prior)
+        return shape - prior.shape, rate - prior.rate
+
+    return mock.patch.object(weights, "_gamma_parameters", wrong)
+
+
+def _concentration_ignored():
+    """S drawn with a_S = 1 whatever it is."""
+    original = weights.draw
+
+    def wrong(key, state, sums, tree, prior):
+        flat = eqx.tree_at(lambda it: it.log_stop_concentration, state, jnp.zeros_like(state.log_stop_concentration))
+        return original(key, flat, sums, tree, prior)
+
+    return mock.patch.object(weights, "draw", wrong)
+
+
+BUGS = {
+    "u without + 1": _drop_plus_one,
+    "published tau": _published_tau,
+    "tau without normaliser": _tau_without_normaliser,
+    "sigma2 without prior": _forget_noise_prior,
+    "S without - n": _forget_stopped_rows,
+    "stale node sums": _stale_sums,
+    "constant key": _constant_key,
+    "membership ignores R": _membership_without_weights,
+    "u without 1/2": _half_quadratic,
+    "a_S without prior": _concentration_without_prior,
+    "S ignores a_S": _concentration_ignored,
+    "slice without weight": _slice_without_scale_weight,
+    "slice without division": _slice_without_division,
+}
+
+SLICE = {"slice without weight", "slice without division"}
+
+
+def membership_for(bug):
+    """The membership block in which the bug sits."""
+    return SliceMembership() if bug in SLICE else DirectMembership()
