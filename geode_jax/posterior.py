@@ -105,9 +105,12 @@ class Posterior(eqx.Module):
         The paper's last formula, counting directions that pass the removal test (not one that has just returned on
         trial); tallied over the second half of warm-up. Without adaptation steps there, over the kept draws.
         """
-        steps = self.adaptation.dimension.sum(dtype=np.float64)  # each counts 1 up to the rounding of its shares
+        steps = float(
+            np.asarray(self.adaptation.dimension, np.float64).sum()
+        )  # each counts 1 up to the rounding of its shares
         if steps > 0:
-            return np.minimum(self.adaptation.included.sum(axis=(0, 1, 2), dtype=np.float64) / steps, 1.0)
+            included = np.asarray(self.adaptation.included, np.float64).sum(axis=(0, 1, 2))
+            return np.minimum(included / steps, 1.0)
         share = np.asarray(self.draws.count, np.float64)
         share = share / share.sum(axis=-1, keepdims=True)
         return np.einsum("fctk,fctkm->fctm", share, np.asarray(self.draws.is_active, np.float64)).mean(axis=(0, 1, 2))
@@ -118,7 +121,7 @@ class Posterior(eqx.Module):
 
         Averaged over rows, trees, chains and adaptation steps, as the inclusion probabilities are.
         """
-        by_dimension = self.adaptation.dimension.sum(axis=(0, 1, 2), dtype=np.float64)
+        by_dimension = np.asarray(self.adaptation.dimension, np.float64).sum(axis=(0, 1, 2))
         if by_dimension.sum() > 0:
             return by_dimension / by_dimension.sum()
         share = np.asarray(self.draws.count, np.float64)

@@ -49,6 +49,8 @@ LAYERS = {
     "diagnostics": 13,
     "estimators.density": 13,
     "interop.plots": 14,
+    "interop.numpyro": 14,
+    "interop.arviz": 14,
     "demo.baselines": 14,
     "demo.digits": 15,
     "__main__": 16,

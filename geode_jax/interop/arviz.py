@@ -1,0 +1,96 @@
+"""A fit as ArviZ's container: `InferenceData` for ArviZ 0.x, an xarray `DataTree` for 1.x.
+
+Imported by the user: ``from geode_jax.interop.arviz import to_arviz``.
+"""
+
+from typing import Any
+
+import arviz
+import numpy as np
+import xarray
+
+from geode_jax._checks import check_instance
+from geode_jax._typing import ArrayLike
+from geode_jax.posterior import Posterior
+from geode_jax.predict.predictive import log_density_draws
+from geode_jax.settings import GammaPrior
+
+
+def to_arviz(posterior: Posterior, X: ArrayLike | None = None) -> Any:
+    """Convert a posterior, and the log densities of rows X, (n, D), if given.
+
+    Groups and their variables, all with dimensions (chain, draw, tree, ...):
+
+    - `posterior`: `sigma`, `scale_weight` (by scale), `weight` (by node), `tau` and `signal_sd`, the standard deviation
+      along a direction, alpha (by node and dimension), and `stop_concentration` where it is learned. Sigma and
+      signal_sd are in the data's units, times a feature's relative noise scale. At a removed direction tau is 1 and
+      signal_sd 0.
+    - `sample_stats`: `lp` (the log joint), `active_dimensions` and `rows`, the number of rows (by node).
+    - `log_likelihood`: `x` with dimensions (chain, draw, row), averaged over trees, and `observed_data`. Computed in
+      blocks; all draws times n numbers are returned. Training rows lie closer to the dictionary learned from them than
+      new rows do: for leave-one-out estimates that mean something, give rows that `fit` has not seen.
+
+    Chains are comparable within a tree; nodes are numbered in heap order, and those absent from every tree left out.
+    """
+    check_instance(posterior, "posterior", Posterior)
+    groups = {"posterior": _posterior(posterior), "sample_stats": _sample_stats(posterior)}
+    if X is not None:
+        densities = log_density_draws(posterior, X)
+        averaged = np.logaddexp.reduce(densities, axis=0) - np.log(densities.shape[0])
+        groups["log_likelihood"] = _dataset({"x": (("chain", "draw", "row"), averaged)})
+        groups["observed_data"] = xarray.Dataset({"x": (("row", "feature"), np.asarray(X))})
+    if hasattr(arviz, "InferenceData"):
+        return arviz.InferenceData(**groups)  # type: ignore[arg-type]
+    return xarray.DataTree.from_dict(groups)
+
+
+def _posterior(posterior: Posterior) -> xarray.Dataset:
+    draws, kept = posterior.draws, _kept_nodes(posterior)
+    unit = np.exp(np.mean(np.log(posterior.scale)))
+    sigma2 = np.exp(draws.log_sigma2)[..., posterior.dictionary.tree.scale[kept]]
+    signal = unit * np.sqrt(sigma2[..., None] * np.expm1(draws.neg_log_u[..., kept, :]))
+    variables: dict[str, Any] = {
+        "sigma": (("scale",), posterior.sigma),
+        "scale_weight": (("scale",), posterior.scale_weights),
+        "weight": (("node",), np.exp(draws.log_weights[..., kept])),
+        "signal_sd": (("node", "dimension"), signal),
+        "tau": (("node", "dimension"), np.where(draws.is_active, draws.tau, 1.0)[..., kept, :]),
+    }
+    if isinstance(posterior.prior.stop_concentration, GammaPrior):
+        variables["stop_concentration"] = ((), np.exp(draws.log_stop_concentration))
+    return _by_tree(variables, posterior)
+
+
+def _sample_stats(posterior: Posterior) -> xarray.Dataset:
+    draws, kept = posterior.draws, _kept_nodes(posterior)
+    variables = {
+        "lp": ((), draws.log_joint),
+        "active_dimensions": (("node",), np.asarray(draws.is_active).sum(axis=-1)[..., kept]),
+        "rows": (("node",), draws.count[..., kept]),
+    }
+    return _by_tree(variables, posterior)
+
+
+def _kept_nodes(posterior: Posterior) -> np.ndarray:
+    return np.flatnonzero(np.asarray(posterior.dictionary.tree.is_present).any(axis=0))
+
+
+def _by_tree(variables: dict[str, Any], posterior: Posterior) -> xarray.Dataset:
+    """Dataset of variables with axes (F, C, T, ...) and the names of the axes after those."""
+    kept = _kept_nodes(posterior)
+    moved = {
+        name: (("chain", "draw", "tree", *dims), np.moveaxis(np.asarray(values), 0, 2))
+        for name, (dims, values) in variables.items()
+    }
+    dataset = _dataset(moved).assign_coords(tree=np.arange(posterior.num_trees), node=kept)
+    dataset = dataset.assign_coords(scale_of_node=("node", posterior.dictionary.tree.scale[kept]))
+    for name in ("scale", "dimension"):
+        if name in dataset.dims:
+            dataset = dataset.assign_coords({name: np.arange(dataset.sizes[name])})
+    return dataset
+
+
+def _dataset(variables: dict[str, Any]) -> xarray.Dataset:
+    dataset = xarray.Dataset(variables, attrs={"inference_library": "geode_jax"})
+    sizes = {name: np.arange(dataset.sizes[name]) for name in ("chain", "draw", "row") if name in dataset.sizes}
+    return dataset.assign_coords(sizes)

@@ -1,0 +1,225 @@
+"""GEODE inside NumPyro: its sampler as an MCMC kernel, its posterior predictive as a distribution.
+
+Imported by the user: ``from geode_jax.interop.numpyro import GeodeKernel, PosteriorPredictive``.
+"""
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import Distribution, constraints
+from numpyro.infer import MCMC
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import is_prng_key
+
+from geode_jax._checks import check_instance, check_integer
+from geode_jax._typing import Array, Float, Int, KeyArray
+from geode_jax.forest import Forest
+from geode_jax.gibbs.chain import Chain, Draw, draw_of, initial_chain, step
+from geode_jax.gibbs.sweep import Problem
+from geode_jax.posterior import Posterior
+from geode_jax.predict.boundary import DENSITY_DRAWS
+from geode_jax.predict.density import log_density_by_tree
+from geode_jax.predict.draw import sample_rows
+from geode_jax.settings import Prior, SamplerSettings
+
+
+class KernelState(NamedTuple):
+    """State of one MCMC chain; arrays have a leading axis F, every tree of the forest being sampled at once.
+
+    `draw` holds what is collected (the fields of a draw, by name), `potential_energy` minus the log joint over all
+    trees. The memberships are ``chain.state.node``, (F, n): collected only if asked for.
+    """
+
+    draw: dict[str, Array]
+    potential_energy: Float[Array, ""]
+    chain: Chain
+    sweep: Int[Array, ""]
+    num_warmup: Int[Array, ""]
+    rng_key: KeyArray
+
+
+class GeodeKernel(MCMCKernel):
+    """The Gibbs sampler as a kernel for :class:`numpyro.infer.MCMC`, with any of its chain methods.
+
+    ```python
+    forest = geode_jax.learn_forest(key_forest, X)
+    kernel = GeodeKernel(forest)
+    mcmc = MCMC(kernel, num_warmup=500, num_samples=500, num_chains=4, chain_method="vectorized")
+    mcmc.run(key_run, extra_fields=("potential_energy",))
+    posterior = kernel.posterior(mcmc)
+    ```
+
+    One MCMC chain samples all trees of the forest. `sampler` gives the conditionals, the membership step and the
+    adaptation; the lengths and the number of chains are MCMC's. The ranks adapt during MCMC's warm-up. For large data
+    pass the problem as the model's argument, ``MCMC(..., jit_model_args=True).run(key, kernel.problem)``, so that it is
+    not compiled in as a constant.
+
+    Raises TypeError for another type of argument, and ValueError for a float64 forest while JAX's 64-bit types are off.
+    """
+
+    # ArviZ reads it from every kernel.
+    model = None
+
+    def __init__(self, forest: Forest, *, prior: Prior | None = None, sampler: SamplerSettings | None = None) -> None:
+        self.forest = check_instance(forest, "forest", Forest)
+        self._prior = check_instance(prior, "prior", (Prior, None)) or Prior()
+        self._sampler = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
+        self.problem = forest.problem(self._prior, self._sampler)
+
+    @property
+    def sample_field(self) -> str:
+        """What MCMC collects."""
+        return "draw"
+
+    def init(
+        self,
+        rng_key: KeyArray,
+        num_warmup: int,
+        init_params: Any,
+        model_args: tuple[Any, ...],
+        model_kwargs: dict[str, Any],
+    ) -> KernelState:
+        """Over-dispersed start of one chain, or of as many as there are keys."""
+        if init_params is not None:
+            raise ValueError("init_params: expected None, for chains start over-dispersed from their keys")
+        if jnp.result_type(float) != self.forest.dtype and self.forest.dtype == np.float64:
+            raise ValueError(
+                "forest: expected float32 while JAX's 64-bit types are off, got float64; call numpyro.enable_x64(), or"
+                " learn the forest in float32"
+            )
+        problem = self._problem(model_args)
+
+        def start(key: KeyArray) -> KernelState:
+            key, key_start = jax.random.split(key)
+            keys = jax.random.split(key_start, self.forest.num_trees)
+            chain = jax.vmap(initial_chain)(keys, problem)
+            return self._state(key, chain, jnp.zeros((), jnp.int32), jnp.asarray(num_warmup, jnp.int32), problem)
+
+        return start(rng_key) if is_prng_key(rng_key) else jax.vmap(start)(rng_key)
+
+    def sample(self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> KernelState:
+        """One sweep of every tree, of one chain or of all."""
+        problem = self._problem(model_args)
+
+        def advance(state: KernelState) -> KernelState:
+            key, key_step = jax.random.split(state.rng_key)
+
+            def one_tree(key: KeyArray, problem: Problem, chain: Chain) -> Chain:
+                return step(key, problem, state.num_warmup, self._sampler.adaptation, chain, state.sweep)
+
+            chain = jax.vmap(one_tree)(jax.random.split(key_step, self.forest.num_trees), problem, state.chain)
+            return self._state(key, chain, state.sweep + 1, state.num_warmup, problem)
+
+        return advance(state) if state.sweep.ndim == 0 else jax.vmap(advance)(state)
+
+    def get_diagnostics_str(self, state: KernelState) -> str:
+        """Text beside NumPyro's progress bar."""
+        active = float(state.draw["is_active"].sum()) / float(self.problem.tree.is_present.sum())
+        return f"log joint {-float(state.potential_energy):.6g}, {active:.1f} directions per node"
+
+    def posterior(self, mcmc: MCMC) -> Posterior:
+        """The draws of a finished run, for every function of the package that takes a posterior."""
+        check_instance(mcmc, "mcmc", MCMC)
+        if mcmc.last_state is None:
+            raise ValueError("mcmc: expected a run that has finished, got one that was not started")
+        # (C, T, F, ...) to (F, C, T, ...)
+        collected = mcmc.get_samples(group_by_chain=True)
+        draws = Draw(**{name: jnp.moveaxis(values, 2, 0) for name, values in collected.items()})
+        draws = jax.tree.map(np.asarray, draws)
+        tallies = jax.tree.map(np.asarray, mcmc.last_state.chain.adaptation)
+        axis = 0 if mcmc.num_chains > 1 else None
+        return Posterior(
+            dictionary=self.forest.dictionary,
+            draws=draws,
+            adaptation=jax.tree.map(
+                lambda leaf: leaf[:, None] if axis is None else np.swapaxes(leaf, 0, 1),
+                tallies,
+            ),
+            shift=self.forest.shift,
+            scale=self.forest.scale,
+            dictionary_settings=self.forest.dictionary_settings,
+            prior=self._prior,
+            sampler_settings=SamplerSettings(
+                num_warmup=mcmc.num_warmup,
+                num_samples=draws.log_joint.shape[2],
+                num_chains=mcmc.num_chains,
+                thinning=mcmc.thinning,
+                shrinkage=self._sampler.shrinkage,
+                membership=self._sampler.membership,
+                adaptation=self._sampler.adaptation,
+            ),
+        )
+
+    def _problem(self, model_args: tuple[Any, ...]) -> Problem:
+        return check_instance(model_args[0], "problem", Problem) if model_args else self.problem
+
+    def _state(self, key: KeyArray, chain: Chain, sweep: Array, num_warmup: Array, problem: Problem) -> KernelState:
+        draw = jax.vmap(draw_of)(chain, problem)
+        return KernelState(vars(draw), -draw.log_joint.sum(), chain, sweep, num_warmup, key)
+
+
+class PosteriorPredictive(Distribution):
+    """The posterior predictive density of a fit as a NumPyro distribution over rows, with event shape (D,).
+
+    For use inside a model, ``numpyro.sample("x", PosteriorPredictive(posterior), obs=x)``, or as a prior of a latent
+    vector: `log_prob` is differentiable. In the data's units and JAX's current default precision. `num_draws` are
+    averaged over per tree; the whole forest counts, its trees equally.
+    """
+
+    support = constraints.real_vector
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    pytree_data_fields = ("dictionary", "draws", "shift", "scale")
+
+    def __init__(
+        self, posterior: Posterior, *, num_draws: int = DENSITY_DRAWS, validate_args: bool | None = None
+    ) -> None:
+        check_instance(posterior, "posterior", Posterior)
+        draws = posterior.thin(check_integer(num_draws, "num_draws", 1))
+        self.dictionary, self.draws, self.shift, self.scale = jax.tree.map(
+            _in_default_precision, (posterior.dictionary, draws, posterior.shift, posterior.scale)
+        )
+        super().__init__((), (posterior.num_features,), validate_args=validate_args)
+
+    def log_prob(self, value: Float[Array, "*batch D"], intermediates: Any = None) -> Float[Array, "*batch"]:
+        """Log density in nats."""
+        value = jnp.asarray(value)
+        rows = ((value - self.shift) / self.scale).reshape(-1, self.event_shape[0])
+        by_tree = log_density_by_tree(self.dictionary, self.draws, rows)
+        total = jax.nn.logsumexp(by_tree, axis=0) - jnp.log(by_tree.shape[0]) - jnp.log(self.scale).sum()
+        return total.reshape(value.shape[:-1])
+
+    def sample(self, key: KeyArray, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*sample D"]:
+        """New rows."""
+        num_rows = int(np.prod(sample_shape, dtype=int))
+        rows = sample_rows(key, self.dictionary, self.draws, num_rows=max(num_rows, 1))[:num_rows]
+        return (self.shift + self.scale * rows).reshape(*sample_shape, *self.event_shape)
+
+    @property
+    def mean(self) -> Float[Array, "D"]:
+        """Mean of the mixture over trees, draws and nodes."""
+        return self.shift + self.scale * jnp.einsum("fk,fkD->D", self._node_weights().sum(axis=1), self._centres())
+
+    @property
+    def variance(self) -> Float[Array, "D"]:
+        """Variance of every coordinate, between and within the nodes."""
+        weights = self._node_weights()
+        by_node = weights.sum(axis=1)
+        offset = self._centres() - jnp.einsum("fk,fkD->D", by_node, self._centres())
+        sigma2 = jnp.exp(self.draws.log_sigma2)[:, :, jnp.asarray(self.dictionary.tree.scale)]
+        alpha2 = jnp.einsum("ftk,ftk,ftkm->fkm", weights, sigma2, jnp.expm1(self.draws.neg_log_u))
+        within = jnp.einsum("fkDm,fkm->D", jnp.square(self.dictionary.bases), alpha2) + jnp.sum(weights * sigma2)
+        return jnp.square(self.scale) * (jnp.einsum("fk,fkD->D", by_node, jnp.square(offset)) + within)
+
+    def _node_weights(self) -> Float[Array, "F T K"]:
+        num_trees, num_draws = self.draws.log_joint.shape
+        return jnp.exp(self.draws.log_weights) / (num_trees * num_draws)
+
+    def _centres(self) -> Float[Array, "F K D"]:
+        return self.dictionary.centres
+
+
+def _in_default_precision(leaf: Any) -> Array:
+    array = np.asarray(leaf)
+    return jnp.asarray(array, jnp.result_type(float)) if array.dtype.kind == "f" else jnp.asarray(array)
