@@ -39,7 +39,7 @@ def to_arviz(posterior: Posterior, X: ArrayLike | None = None) -> Any:
         averaged = np.logaddexp.reduce(densities, axis=0) - np.log(densities.shape[0])
         groups["log_likelihood"] = _dataset({"x": (("chain", "draw", "row"), averaged)})
         groups["observed_data"] = xarray.Dataset({"x": (("row", "feature"), np.asarray(X))})
-    if hasattr(arviz, "InferenceData"):
+    if arviz.__version__.startswith("0."):
         return arviz.InferenceData(**groups)  # type: ignore[arg-type]
     return xarray.DataTree.from_dict(groups)
 

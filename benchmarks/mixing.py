@@ -1,0 +1,102 @@
+"""R-hat and effective draws per second: exact conditionals beside the published, direct membership beside slices.
+
+Four chains on one tree, from over-dispersed starts. Frey faces (1000 of 1965 frames, D = 560) and a Swiss roll in
+D = 200. Watched are the log joint, sigma and weight of every scale in use, active directions, and the log densities of
+20 rows that were not in the fit. Seconds are those of sampling, without stage one and compilation.
+
+python -m benchmarks.mixing [--quick] [--data FOLDER]
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from sklearn.datasets import make_swiss_roll
+
+import geode_jax
+from benchmarks.common import load_frey, write_result
+from geode_jax import diagnostics
+
+VARIANTS = {
+    "exact": {},
+    "exact, slices": {"membership": geode_jax.SliceMembership()},
+    "published": {"shrinkage": geode_jax.PublishedShrinkage()},
+}
+DENSITY = "log density"
+
+
+def swiss_roll(num_rows: int, seed: int = 0) -> np.ndarray:
+    """A Swiss roll in 200 dimensions with noise: the roll's width is about 20, the noise 0.5 per coordinate."""
+    rng = np.random.default_rng(seed)
+    roll, _ = make_swiss_roll(num_rows, random_state=seed)
+    directions = np.linalg.qr(rng.normal(size=(200, 3)))[0]
+    return roll @ directions.T + 0.5 * rng.normal(size=(num_rows, 200))
+
+
+def data_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(name, training rows, watched rows)."""
+    roll = swiss_roll(400 if quick else 2020)
+    yield "Swiss roll", roll[20:], roll[:20]
+    if not quick:
+        frey = load_frey(folder)[np.random.default_rng(0).permutation(1965)]
+        yield "Frey faces", frey[:1000], frey[1000:1020]
+
+
+def measure(forest: geode_jax.Forest, watched: np.ndarray, sampler: geode_jax.SamplerSettings) -> dict[str, Any]:
+    """One variant: convergence of everything watched, and the time of sampling."""
+    key = jax.random.key(1)
+    short = dict(vars(sampler)) | {"num_warmup": 0, "num_samples": sampler.segment_length}
+    geode_jax.sample_posterior(key, forest, sampler=geode_jax.SamplerSettings(**short))
+    start = time.perf_counter()
+    posterior = geode_jax.sample_posterior(key, forest, sampler=sampler)
+    seconds = time.perf_counter() - start
+    found = diagnostics.diagnose(posterior, watched)
+    parameters = [entry for entry in found if DENSITY not in entry.quantity]
+    densities = [entry for entry in found if DENSITY in entry.quantity]
+    joint = next(entry for entry in found if entry.quantity == "log joint")
+    return {
+        "seconds": seconds,
+        "r_hat_parameters": max(entry.r_hat for entry in parameters),
+        "r_hat_densities": max(entry.r_hat for entry in densities),
+        "r_hat_log_joint": joint.r_hat,
+        "ess_parameters": min(min(entry.ess_bulk, entry.ess_tail) for entry in parameters),
+        "ess_densities": float(np.median([min(entry.ess_bulk, entry.ess_tail) for entry in densities])),
+        "ess_log_joint": min(joint.ess_bulk, joint.ess_tail),
+        "dimension": posterior.intrinsic_dimension,
+        "nats": float(geode_jax.log_density(posterior, watched).mean()),
+    }
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
+    parser.add_argument("--data", help="folder with frey_faces.npz")
+    options = parser.parse_args(arguments)
+    lengths = {"num_warmup": 50, "num_samples": 50} if options.quick else {"num_warmup": 1000, "num_samples": 1000}
+    rows = []
+    print(
+        f"{'data':<12}{'conditionals':<16}{'R-hat worst':>12}{'densities':>11}{'ESS worst':>11}{'densities':>11}{'per s':>8}"
+    )
+    for name, train, watched in data_sets(options.quick, options.data):
+        dictionary = geode_jax.DictionarySettings(num_trees=1, max_rank=10 if options.quick else None)
+        forest = geode_jax.learn_forest(jax.random.key(0), train, dictionary=dictionary)
+        for variant, settings in VARIANTS.items():
+            sampler = geode_jax.SamplerSettings(num_chains=4, **lengths, **settings)
+            row = {"data": name, "variant": variant, **measure(forest, watched, sampler)}
+            rows.append(row)
+            print(
+                f"{name:<12}{variant:<16}{row['r_hat_parameters']:>12.3f}{row['r_hat_densities']:>11.3f}"
+                f"{row['ess_parameters']:>11.0f}{row['ess_densities']:>11.0f}"
+                f"{row['ess_densities'] / row['seconds']:>8.1f}",
+                flush=True,
+            )
+    if not options.quick:
+        write_result("mixing", {"num_chains": 4, **lengths}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
