@@ -81,7 +81,18 @@ def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
 
     With rows X, shape (n, D), say ten of those that matter most, also whether their log densities have converged.
     """
-    problems = [line for diagnostic in diagnose(posterior, X) for line in _complaints(diagnostic)]
+    differs = _chains_with_other_directions(posterior)
+    problems = [
+        line
+        for diagnostic in diagnose(posterior, X)
+        if not (differs[diagnostic.tree] and diagnostic.quantity in _BY_DIRECTIONS)
+        for line in _complaints(diagnostic)
+    ]
+    problems += [
+        f"tree {tree}: after adaptation the chains use different directions, so that their log joints and active"
+        " directions cannot be compared; run with adaptation=None to compare them"
+        for tree in np.flatnonzero(differs)
+    ]
     chances = posterior.intrinsic_dimension_probabilities
     if chances[-1] > 0.5 and chances.size - 1 < posterior.num_features:
         problems.append(
@@ -92,6 +103,17 @@ def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
         return "\n".join(problems)
     chains = "chains agree" if posterior.num_chains > 1 else "the one chain per tree agrees with itself (run several)"
     return f"no problem found: {chains}, and every quantity has at least {FEWEST_EFFECTIVE} effective draws"
+
+
+# Quantities that have another value by construction where chains froze other directions.
+_BY_DIRECTIONS = ("log joint", "active directions")
+
+
+def _chains_with_other_directions(posterior: Posterior) -> np.ndarray:
+    """Whether a tree's chains ended adaptation with different directions, at nodes that hold rows, (F,)."""
+    is_active = np.asarray(posterior.draws.is_active)[:, :, -1]
+    holds_rows = np.asarray(posterior.draws.count).mean(axis=2) >= 1.0
+    return ((is_active != is_active[:, :1]) & holds_rows[..., None]).any(axis=(1, 2, 3))
 
 
 def _diagnose_one(tree: int, name: str, values: np.ndarray) -> Diagnostic:

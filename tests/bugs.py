@@ -142,7 +142,29 @@ BUGS = {
     "slice without division": _slice_without_division,
 }
 
+# The quick test that catches each: the identity test of a block, or the draw test of one. The joint test catches all.
+CAUGHT_BY = {
+    "u without + 1": ("identity", "u"),
+    "published tau": ("draws", "tau"),
+    "tau without normaliser": ("draws", "tau"),
+    "sigma2 without prior": ("draws", "noise"),
+    "S without - n": ("identity", "stop"),
+    "stale node sums": ("draws", "u"),
+    "constant key": ("draws", "noise"),
+    "membership ignores R": ("identity", "node"),
+    "u without 1/2": ("identity", "u"),
+    "a_S without prior": ("identity", "concentration"),
+    "S ignores a_S": ("draws", "weights"),
+    "slice without weight": ("draws", "slices"),
+    "slice without division": ("draws", "slices"),
+}
+
 SLICE = {"slice without weight", "slice without division"}
+
+
+def caught_by(test):
+    """(bug, block) of the bugs that the given test catches."""
+    return [(bug, block) for bug, (name, block) in CAUGHT_BY.items() if name == test]
 
 
 def membership_for(bug):

@@ -110,6 +110,18 @@ def test_learned_concentration_is_watched(clean):
     assert "log stop concentration" in {entry.quantity for entry in diagnostics.diagnose(learned)}
 
 
+def test_chains_with_other_directions_are_told(clean):
+    """Their log joints differ by construction: said once, instead of a wrong advice about them."""
+    is_active = clean.draws.is_active.copy()
+    is_active[0, 1, :, 0, 2] = False
+    shifted = clean.draws.log_joint + np.array([0.0, 30.0])[:, None]
+    changed = eqx.tree_at(lambda it: (it.draws.is_active, it.draws.log_joint), clean, (is_active, shifted))
+    text = diagnostics.report(changed)
+    assert "tree 0: after adaptation the chains use different directions" in text
+    assert "tree 0, log joint" not in text
+    assert "tree 1, log joint: chains" in text
+
+
 def test_constant_quantities_and_few_draws(posterior):
     constant = _with_log_joint(posterior, np.full((2, 2, 30), 5.0))
     assert all(np.isfinite(entry.r_hat) for entry in diagnostics.diagnose(constant))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from bugs import BUGS
 from scipy import stats
 
 from geode_jax.gibbs.chain import initial_chain, step
@@ -55,7 +56,7 @@ def p_values(shrinkage, membership, bug=None, num_replicates=NUM_REPLICATES):
         below, ties = (draws < true).sum(axis=0), (draws == true).sum(axis=0)
         return below + jnp.floor(jax.random.uniform(key_ties, true.shape) * (ties + 1)).astype(int)
 
-    with bug() if bug else contextlib.nullcontext():
+    with BUGS[bug]() if bug else contextlib.nullcontext():
         ranks = np.asarray(jax.jit(jax.vmap(replicate))(small.keys(9, num_replicates)))
     counts = np.stack([np.bincount(column, minlength=NUM_DRAWS + 1) for column in ranks.T])
     return stats.chisquare(counts, axis=1).pvalue

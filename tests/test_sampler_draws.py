@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from bugs import BUGS, caught_by
 from scipy import stats
 
 from geode_jax._typing import precision_of
@@ -51,7 +52,7 @@ def _draws(dtype, draw):
 
 def _grid_cdf(log_density, low, high):
     """CDF over [low, high] of a density known up to its normaliser, by the trapezoid rule."""
-    grid = np.linspace(low, high, 20_001)
+    grid = np.linspace(low, high, 40_001)
     values = np.asarray(log_density(jnp.asarray(grid)))
     density = np.exp(values - values.max())
     assert density[-1] < 1e-7, "the grid must cover the upper tail"
@@ -61,6 +62,8 @@ def _grid_cdf(log_density, low, high):
 
 def _p_value(draws, where, index, log_conditional, log_measure, lower=-np.inf):
     """KS p-value of one coordinate; `log_measure` is the log derivative of the conditional's variable by it."""
+    if np.ptp(draws) == 0.0:
+        return 0.0
     with precision_of(np.float64):
         problem, state = _setting(np.float64)
         sums = small.sums_of(problem, state)
@@ -72,7 +75,7 @@ def _p_value(draws, where, index, log_conditional, log_measure, lower=-np.inf):
             return log_conditional(changed, sums, problem) + log_measure(value)
 
         spread = draws.max() - draws.min()
-        cdf = _grid_cdf(log_density, max(draws.min() - spread, lower), draws.max() + 2 * spread)
+        cdf = _grid_cdf(log_density, max(draws.min() - spread, lower), draws.max() + 5 * spread)
         return stats.kstest(draws, cdf).pvalue
 
 
@@ -263,3 +266,9 @@ def smallest_p_value(block, dtype):
 @pytest.mark.parametrize("block", CHECKS)
 def test_draws_follow_the_conditional(block, dtype):
     assert smallest_p_value(block, dtype) > LEVEL
+
+
+@pytest.mark.parametrize(("bug", "block"), caught_by("draws"))
+def test_planted_bug_is_caught(bug, block):
+    with BUGS[bug]():
+        assert smallest_p_value(block, np.float32) < LEVEL

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from bugs import BUGS, caught_by
 
 from geode_jax._typing import precision_of
 from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
@@ -101,6 +102,12 @@ def relative_gap(name):
 @pytest.mark.parametrize("name", [*BLOCKS, *range(small.MAX_RANK)])
 def test_identity(name):
     assert relative_gap(name) < TOLERANCE
+
+
+@pytest.mark.parametrize(("bug", "block"), caught_by("identity"))
+def test_planted_bug_is_caught(bug, block):
+    with BUGS[bug]():
+        assert relative_gap(block) > 100 * TOLERANCE
 
 
 def test_blocks_were_changed():

@@ -79,7 +79,6 @@ def z_scores(shrinkage_settings, membership, bug=None, num_chains=NUM_CHAINS):
     before, after = (np.hstack([part, part[:, first] * part[:, second]]) for part in (before, after))
     error = np.sqrt((before.var(axis=0) + after.var(axis=0)) / num_chains)
     z = (after.mean(axis=0) - before.mean(axis=0)) / error
-    print(bug, np.abs(z).max(), z.size)
     return z, stats.norm.isf(0.5 * LEVEL / z.size)
 
 
@@ -87,6 +86,7 @@ def z_scores(shrinkage_settings, membership, bug=None, num_chains=NUM_CHAINS):
 def test_joint(membership):
     z, limit = z_scores(ExactShrinkage(), membership)
     assert np.isfinite(z).all()
+    print(f"{z.size} moments, largest |z| {np.abs(z).max():.1f}, limit {limit:.1f}")
     assert np.abs(z).max() < limit
 
 

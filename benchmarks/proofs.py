@@ -1,0 +1,110 @@
+"""Which proof of the sampler catches which planted bug, and how far the correct sampler stays below every limit.
+
+Runs the tests' own code: the identity, draw, joint and calibration tests under every bug of tests/bugs.py, the
+Kolmogorov-Smirnov grid of the truncated gamma, NUTS against Gibbs, and the time of the proofs' test suite with an empty
+compilation cache.
+
+python -m benchmarks.proofs [--quick]
+"""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.common import ROOT, write_result
+from geode_jax.settings import DirectMembership, ExactShrinkage, PublishedShrinkage
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+import bugs
+import small
+import test_sampler_calibration as calibration
+import test_sampler_draws as draws
+import test_sampler_identity as identity
+import test_sampler_joint as joint
+import test_sampler_nuts as nuts
+import test_truncated as truncated
+
+SUITE = [
+    "tests/test_truncated.py",
+    *(f"tests/test_sampler_{name}.py" for name in ("identity", "draws", "joint", "calibration", "nuts")),
+]
+TESTS = ("identity", "draw", "joint", "calibration")
+
+
+def examine(bug: str | None, published: bool, num_replicates: int) -> dict[str, Any]:
+    """Every proof under one bug: its statistic, and whether it crossed its limit."""
+    shrinkage = PublishedShrinkage() if published else ExactShrinkage()
+    membership = bugs.membership_for(bug) if bug else DirectMembership()
+    row: dict[str, Any] = {"bug": bug or ("published shrinkage" if published else "none")}
+    if not published:  # the settings object changes the sweep, not the blocks that these two look at
+        with bugs.BUGS[bug]() if bug else contextlib.nullcontext():
+            gap = max(identity.relative_gap(name) for name in [*identity.BLOCKS, *range(small.MAX_RANK)])
+            p_value = min(draws.smallest_p_value(block, np.float32) for block in draws.CHECKS)
+        row |= {"identity_gap": gap, "identity": gap >= identity.TOLERANCE}
+        row |= {"draw_p": p_value, "draw": bool(p_value <= draws.LEVEL)}
+    z, limit = joint.z_scores(shrinkage, membership, bug)
+    largest = np.nanmax(np.abs(z)) if np.isfinite(z).any() else np.inf
+    row |= {"joint_z": float(largest), "joint_limit": float(limit), "joint": bool(not largest < limit)}
+    ranks = calibration.p_values(shrinkage, membership, bug, num_replicates)
+    p_value = float(np.nan_to_num(ranks).min() * ranks.size)
+    row |= {"calibration_p": p_value, "calibration": p_value <= calibration.LEVEL}
+    return row
+
+
+def suite_seconds(marker: str) -> float:
+    """Wall time of the proofs' tests under a marker expression, compilation included."""
+    with tempfile.TemporaryDirectory() as cache:
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "pytest", "-q", "-m", marker, *SUITE]
+        subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"GEODE_JAX_TEST_CACHE": cache})
+        return time.perf_counter() - start
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the correct sampler only, nothing written")
+    options = parser.parse_args(arguments)
+    cases = [(None, False)] if options.quick else [(None, False), (None, True), *((bug, False) for bug in bugs.BUGS)]
+    rows = []
+    for bug, published in cases:
+        row = examine(bug, published, 64 if options.quick else 1000)
+        rows.append(row)
+        marks = {
+            test: "caught" if row[test] else "-" for test in ("identity", "draw", "joint", "calibration") if test in row
+        }
+        print(f"{row['bug']:<24}", marks, f"joint |z| {row['joint_z']:.1f}", flush=True)
+        jax.clear_caches()
+    if options.quick:
+        return rows
+    summary: dict[str, Any] = {}
+    for dtype in (np.float32, np.float64):
+        p_values = truncated.grid_p_values(dtype)
+        worst = int(np.argmin(p_values))
+        summary[f"ks_{np.dtype(dtype).name}"] = {
+            "points": len(p_values),
+            "smallest_p": min(p_values),
+            "shape": truncated.GRID[worst][0],
+            "rate": truncated.GRID[worst][1],
+        }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        z = nuts.compare()[:, 2]
+    summary["nuts"] = {"parameters": z.size, "largest_z": float(np.abs(z).max())}
+    summary["suite_seconds"] = {"default": suite_seconds("not slow"), "slow": suite_seconds("slow")}
+    print(summary)
+    write_result("proofs", summary, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
