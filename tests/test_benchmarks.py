@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import digits_density, frey_inpainting, partition_calls, readme
+from benchmarks import digits_density, frey_inpainting, mixing, partition_calls, readme, truncated_gamma
 from benchmarks.common import find_data
 
 
@@ -32,6 +32,24 @@ def test_digits_density():
     rows = digits_density.main(["--quick"])
     assert len(rows) == 3
     assert all(-250 < row["nats"] < -90 for row in rows)
+
+
+def test_mixing():
+    rows = mixing.main(["--quick"])
+    assert {row["variant"] for row in rows} == {"exact", "exact, slices", "published"}
+
+
+def test_truncated_gamma():
+    rows = truncated_gamma.main(["--quick"])
+    assert all(row["ratio"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_proofs():
+    """The proofs' own code on the correct sampler, with few replicates of the calibration; about a minute."""
+    from benchmarks import proofs
+
+    assert not any(proofs.main(["--quick"])[0][name] for name in proofs.TESTS)
 
 
 def test_readme_shows_the_committed_results():

@@ -4,7 +4,6 @@ import functools
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from scipy import special, stats
 from sklearn.mixture import GaussianMixture
 
@@ -12,7 +11,6 @@ from geode_jax.__main__ import main
 from geode_jax.demo import digits
 from geode_jax.demo.baselines import NormalMixture, fit_gaussian_mixture, fit_probabilistic_pca
 from geode_jax.estimators.density import GeodeDensity
-from geode_jax.interop.plots import image_rows
 
 
 def test_demo(tmp_path, capsys, monkeypatch):
@@ -82,13 +80,3 @@ def test_probabilistic_pca_finds_the_rank():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 2)) @ rng.normal(size=(2, 8)) * 3 + 0.1 * rng.normal(size=(200, 8))
     assert fit_probabilistic_pca(x, (1, 2, 5)).name == "Probabilistic PCA (rank 2 by cross-validation)"
-
-
-def test_image_rows_mark_missing_pixels():
-    ax = Figure().add_subplot()
-    images = np.full((3, 6), 0.5)
-    images[0, 2] = np.nan
-    assert image_rows(ax, {"a": images, "b": images[:2]}, (2, 3), low=0.0, high=1.0) is ax
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
-    overlay = np.asarray(ax.images[1].get_array())
-    assert (overlay[..., 3] > 0).sum() == 2

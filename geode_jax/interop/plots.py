@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.axes import Axes
 
+from geode_jax.posterior import Posterior
+
 
 def image_rows(ax: Axes, rows: Mapping[str, np.ndarray], shape: tuple[int, int], *, low: float, high: float) -> Axes:
     """Draw labelled rows of images on one axes; each array is (images, pixels), NaN is drawn as a missing pixel.
@@ -33,4 +35,32 @@ def image_rows(ax: Axes, rows: Mapping[str, np.ndarray], shape: tuple[int, int],
     ax.tick_params(length=0)
     for spine in ax.spines.values():
         spine.set_visible(False)
+    return ax
+
+
+def inclusion_probabilities(ax: Axes, posterior: Posterior) -> Axes:
+    """Draw the probability that direction m is in use, for m = 1..d (the paper's figure 3)."""
+    chances = posterior.inclusion_probabilities
+    ax.plot(np.arange(1, chances.size + 1), chances, "o-", markersize=4)
+    ax.set(xlabel="direction", ylabel="inclusion probability", ylim=(-0.03, 1.03))
+    return ax
+
+
+def intrinsic_dimension(ax: Axes, probabilities: np.ndarray, *, what: str = "row") -> Axes:
+    """Draw a posterior of the intrinsic dimension, (d + 1,), as bars, or several, (rows or nodes, d + 1), as a map.
+
+    Takes `Posterior.intrinsic_dimension_probabilities`, `Posterior.node_dimension_probabilities` of one tree, or
+    :func:`geode_jax.intrinsic_dimension` of rows. `what` names the rows of a map; absent nodes (NaN) stay white.
+    """
+    probabilities = np.asarray(probabilities)
+    ax.set_xlabel("intrinsic dimension")
+    if probabilities.ndim == 1:
+        ax.bar(np.arange(probabilities.size), probabilities)
+        ax.set(ylabel="probability", ylim=(0.0, 1.0))
+        return ax
+    if probabilities.ndim != 2:
+        raise ValueError(f"probabilities: expected 1 or 2 axes, got shape {probabilities.shape}")
+    drawn = ax.imshow(probabilities, aspect="auto", cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
+    ax.set_ylabel(what)
+    ax.figure.colorbar(drawn, ax=ax, label="probability")
     return ax
