@@ -156,8 +156,8 @@ def render_details() -> str:
         "# Benchmarks",
         "",
         "One script per question, each run alone as `python -m benchmarks.NAME [--quick]` from the root of the"
-        " checkout. `--quick` is a tiny size that the tests run. Results go to `results/NAME.json` with versions, machine"
-        " and settings; `python -m benchmarks.readme` writes the tables of the README and this page from them. Frey"
+        " checkout. `--quick` is a tiny size that the tests run. Results go to `results/NAME.json` with versions,"
+        " machine and settings; `python -m benchmarks.readme` writes the tables of the README and this page. Frey"
         " faces are not ours to redistribute: name their folder with `--data` or `GEODE_JAX_DATA`.",
         "",
         *_frey(),
