@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
 from geode_jax.settings import DirectMembership, Prior, PublishedShrinkage, SliceMembership
-from geode_jax.tree import Tree
 
 
 def _drop_plus_one():
@@ -86,7 +85,8 @@ def _half_quadratic():
 
 def _slice_without_scale_weight():
     """w ~ U(0, 1) whatever the weight of the row's scale."""
-    return mock.patch.object(Tree, "log_sum_over_scales", lambda tree, values: jnp.zeros(tree.num_scales))
+    original = allocation._log_slices
+    return mock.patch.object(allocation, "_log_slices", lambda key, log_weight: original(key, 0.0 * log_weight))
 
 
 def _slice_without_division():

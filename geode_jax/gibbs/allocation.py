@@ -36,11 +36,15 @@ def draw_sliced(key: KeyArray, state: State, statistics: Statistics, tree: Tree,
     scores = node_scores(state, statistics, tree, num_features)
     log_scale_weights = tree.log_sum_over_scales(tree.log_weights(state.logit_stop, state.logit_right))
     scale = jnp.asarray(tree.scale)
-    log_uniform = jnp.log(jax.random.uniform(key_slice, state.node.shape, scores.dtype))
-    log_slice = log_scale_weights[scale[state.node]] + log_uniform
+    log_slice = _log_slices(key_slice, log_scale_weights[scale[state.node]])
     at_node = jnp.where(tree.is_present, log_scale_weights[scale], 0.0)[:, None]
     # Not strictly above the slice: a logarithm near 0 may be lost in the sum, and a row's own scale is always open.
     return _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf), tree)
+
+
+def _log_slices(key: KeyArray, log_weight: Float[Array, "n"]) -> Float[Array, "n"]:
+    """Log of a uniform variable below the weight of each row's scale."""
+    return log_weight + jnp.log(jax.random.uniform(key, log_weight.shape, log_weight.dtype))
 
 
 def _draw_from(key: KeyArray, scores: Float[Array, "K n"], tree: Tree) -> Int[Array, "n"]:
