@@ -25,6 +25,7 @@ from geode_jax.settings import (
     PublishedShrinkage,
     RankAdaptation,
     SamplerSettings,
+    SharedSpan,
     SliceMembership,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     "PublishedShrinkage",
     "RankAdaptation",
     "SamplerSettings",
+    "SharedSpan",
     "SliceMembership",
     "fit",
     "impute",

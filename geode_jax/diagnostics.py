@@ -94,7 +94,9 @@ def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
         for tree in np.flatnonzero(differs)
     ]
     chances = posterior.intrinsic_dimension_probabilities
-    if chances[-1] > 0.5 and chances.size - 1 < posterior.num_features:
+    span = posterior.dictionary_settings.shared_span
+    limit = posterior.num_features if span is None or span.rank is None else span.rank
+    if chances[-1] > 0.5 and chances.size - 1 < limit:
         problems.append(
             f"{chances[-1]:.0%} of the rows use all {chances.size - 1} directions: the intrinsic dimension is cut off"
             " by max_rank; raise it"

@@ -15,11 +15,12 @@ from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.partition import Partition, default_depth, partition_rows
+from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
 from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.build.subspace import assign_folds, learn_subspaces
 from geode_jax.dictionary import Dictionary, freeze
 from geode_jax.gibbs.sweep import Problem
-from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
+from geode_jax.settings import DictionarySettings, Prior, SamplerSettings, SharedSpan
 from geode_jax.statistics import Statistics, cross_fitted_statistics
 
 BAR_FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
@@ -130,7 +131,7 @@ def grow_forest(
     seeds = rng.integers(2**31, size=settings.num_trees)
     frame = learn_frame(data)
     x = to_model(data, frame, dtype)
-    steps = 2 * settings.num_trees + 1
+    steps = 2 * settings.num_trees + 2
     partitions = []
     for number, seed in enumerate(seeds):
         on_step(number / steps, "growing trees")
@@ -151,10 +152,13 @@ def grow_forest(
     folds = None
     if settings.cross_fit is not None:
         folds = assign_folds(data.shape[0], settings.cross_fit.num_folds, rng)
+    on_step((settings.num_trees + 1) / steps, "shared span")
+    span = _find_span(x, settings, partitions[0], folds, int(seeds[0]))
+    settings = _with_span(settings, span)
     learned = []
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
-        on_step((settings.num_trees + 1 + number) / steps, "learning dictionaries")
-        learned.append(_learn_dictionary(x, partition, settings.max_rank, folds, int(seed)))
+        on_step((settings.num_trees + 2 + number) / steps, "learning dictionaries")
+        learned.append(_learn_dictionary(x, partition, settings, span, folds, int(seed)))
     on_step(1.0, "learned dictionaries")
     dictionary, statistics = jax.tree.map(lambda *leaves: jnp.stack(leaves), *learned)
     return Forest(dictionary, statistics, frame.shift, frame.scale, settings)
@@ -170,10 +174,39 @@ def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: i
     return partition_rows(x, graph, settings.depth, settings.min_cell_size, seed)
 
 
+def _find_span(
+    x: np.ndarray, settings: DictionarySettings, partition: Partition, folds: np.ndarray | None, seed: int
+) -> Span | None:
+    assert settings.max_rank is not None
+    if settings.shared_span is None:
+        return None
+    if settings.shared_span.rank is not None:
+        return learn_span(x, folds, seed).leading(settings.shared_span.rank)
+    return None if folds is None else choose_span(x, partition, settings.max_rank, folds, seed)
+
+
+def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySettings:
+    """Settings that say what was found; no node has more directions than the span."""
+    assert settings.max_rank is not None
+    if span is None:
+        return dataclasses.replace(settings, shared_span=None)
+    rank = span.bases.shape[2]
+    return dataclasses.replace(settings, shared_span=SharedSpan(rank), max_rank=min(settings.max_rank, rank))
+
+
 def _learn_dictionary(
-    x: np.ndarray, partition: Partition, max_rank: int, folds: np.ndarray | None, seed: int
+    x: np.ndarray,
+    partition: Partition,
+    settings: DictionarySettings,
+    span: Span | None,
+    folds: np.ndarray | None,
+    seed: int,
 ) -> tuple[Dictionary, Statistics]:
-    subspaces = learn_subspaces(x, partition, max_rank, folds, seed)
+    assert settings.max_rank is not None
+    if span is None:
+        subspaces = learn_subspaces(x, partition, settings.max_rank, folds, seed)
+    else:
+        subspaces = learn_subspaces_in_span(x, span, partition, settings.max_rank, folds, seed)
     frozen = freeze(partition, subspaces, 0)
     if folds is None:
         rows = [jnp.arange(x.shape[0])]

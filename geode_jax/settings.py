@@ -37,12 +37,28 @@ class FeatureNoise:
 
 
 @dataclasses.dataclass(frozen=True)
+class SharedSpan:
+    """Centres and directions of all nodes lie in the span of the leading directions of the whole data.
+
+    What is outside is noise at every node, so that nodes learn `rank` coordinates instead of D. None chooses the rank
+    by cross-fitted likelihood, no span being one of the choices; it needs `cross_fit`, without which there is no span.
+    """
+
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            check_integer(self.rank, "rank", 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class DictionarySettings:
     """How stage one learns the trees and their dictionaries. None means: chosen from the data's shape.
 
     `max_rank`: directions per node. `depth`: scales below the root. `num_trees`: trees that are averaged.
     `num_neighbors`: neighbours per row in the graph. `min_cell_size`: rows below which a cell is not split off.
     `cross_fit`: None gives the paper's in-sample statistics. `feature_noise`: None gives the paper's isotropic noise.
+    `shared_span`: None lets every node learn its directions in R^D, as in the paper.
     """
 
     max_rank: int | None = None
@@ -52,6 +68,7 @@ class DictionarySettings:
     min_cell_size: int | None = None
     cross_fit: CrossFit | None = CrossFit()
     feature_noise: FeatureNoise | None = FeatureNoise()
+    shared_span: SharedSpan | None = SharedSpan()
 
     def __post_init__(self) -> None:
         check_integer(self.num_trees, "num_trees", 1)
@@ -61,11 +78,12 @@ class DictionarySettings:
                 check_integer(value, name, minimum)
         check_instance(self.cross_fit, "cross_fit", (CrossFit, None))
         check_instance(self.feature_noise, "feature_noise", (FeatureNoise, None))
+        check_instance(self.shared_span, "shared_span", (SharedSpan, None))
 
     @classmethod
     def published(cls, max_rank: int = 20, depth: int | None = None) -> "DictionarySettings":
-        """Stage one as in the paper: one tree, in-sample statistics, isotropic noise."""
-        return cls(max_rank=max_rank, depth=depth, num_trees=1, cross_fit=None, feature_noise=None)
+        """Stage one as in the paper: one tree, in-sample statistics, isotropic noise, no shared span."""
+        return cls(max_rank=max_rank, depth=depth, num_trees=1, cross_fit=None, feature_noise=None, shared_span=None)
 
 
 @dataclasses.dataclass(frozen=True)

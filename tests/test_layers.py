@@ -22,6 +22,8 @@ LAYERS = {
     "build.partition": 2,
     "build.subspace": 2.1,
     "build.noise": 2.2,
+    "build.evidence": 2.2,
+    "build.span": 2.3,
     "tree": 3,
     "dictionary": 4,
     "statistics": 5,
