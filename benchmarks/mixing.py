@@ -19,10 +19,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from sklearn.datasets import make_swiss_roll
 
 import geode_jax
 from benchmarks.common import load_frey, write_result
+from benchmarks.swiss_roll import make_roll
 from geode_jax import diagnostics
 
 VARIANTS = {
@@ -32,17 +32,9 @@ VARIANTS = {
 }
 
 
-def swiss_roll(num_rows: int, seed: int = 0) -> np.ndarray:
-    """A Swiss roll in 200 dimensions with noise: the roll's width is about 20, the noise 0.5 per coordinate."""
-    rng = np.random.default_rng(seed)
-    roll, _ = make_swiss_roll(num_rows, random_state=seed)
-    directions = np.linalg.qr(rng.normal(size=(200, 3)))[0]
-    return roll @ directions.T + 0.5 * rng.normal(size=(num_rows, 200))
-
-
 def data_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(name, training rows, watched rows)."""
-    roll = swiss_roll(400 if quick else 2020)
+    roll, _ = make_roll(400 if quick else 2020, "flat", 0)
     yield "Swiss roll", roll[20:], roll[:20]
     if not quick:
         frey = load_frey(folder)[np.random.default_rng(0).permutation(1965)]

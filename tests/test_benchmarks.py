@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import digits_density, frey_inpainting, mixing, partition_calls, readme, truncated_gamma
+from benchmarks import digits_density, frey_inpainting, mixing, partition_calls, readme, swiss_roll, truncated_gamma
 from benchmarks.common import find_data
 
 
@@ -32,6 +32,13 @@ def test_digits_density():
     rows = digits_density.main(["--quick"])
     assert len(rows) == 3
     assert all(-250 < row["nats"] < -90 for row in rows)
+
+
+def test_swiss_roll():
+    rows = swiss_roll.main(["--quick"])
+    assert {row["shape"] for row in rows} == {"flat", "bent"}
+    oracle = next(row["nats"] for row in rows if row["method"] == "oracle")
+    assert all(row["nats"] < oracle for row in rows if row["shape"] == "flat" and row["method"] != "oracle")
 
 
 def test_mixing():

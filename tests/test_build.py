@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from geode_jax.build import subspace
+from geode_jax.build import evidence, subspace
+from geode_jax.build.evidence import cross_fitted_log_likelihood
 from geode_jax.build.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.partition import Partition, default_depth, partition_rows
+from geode_jax.build.span import choose_span, learn_span, learn_subspaces_in_span
 from geode_jax.build.standardise import learn_frame, to_model
 from geode_jax.build.subspace import assign_folds, learn_subspaces
 
@@ -214,3 +216,101 @@ def test_frame_refuses_equal_rows():
     for value in (0.0, 0.1, 1e8):
         with pytest.raises(ValueError, match="all rows are equal"):
             learn_frame(np.full((5, 3), value))
+
+
+def _flat_sheet(n=400, features=40, seed=0):
+    """A curved sheet inside three of forty directions."""
+    rng = np.random.default_rng(seed)
+    t = rng.uniform(-1, 1, (n, 2))
+    points = np.stack([3 * t[:, 0], 3 * t[:, 1], 4 * t[:, 0] ** 2], axis=1)
+    directions = np.linalg.qr(rng.normal(size=(features, 3)))[0]
+    return (points @ directions.T + 0.1 * rng.normal(size=(n, features))).astype(np.float32), directions
+
+
+def _clusters(n=400, features=40, seed=0):
+    """Eight clusters, each with three directions of its own: together they need more than half of the features."""
+    rng = np.random.default_rng(seed)
+    cluster = rng.integers(8, size=n)
+    directions = rng.normal(size=(8, features, 3))
+    signal = 2 * rng.normal(size=(8, features))[cluster]
+    signal = signal + np.einsum("nDm,nm->nD", directions[cluster], rng.normal(size=(n, 3)))
+    return (signal + 0.05 * rng.normal(size=(n, features))).astype(np.float32)
+
+
+@pytest.mark.parametrize("with_folds", [True, False])
+def test_subspaces_in_a_span_stay_in_it(with_folds):
+    x, _ = _flat_sheet()
+    folds = assign_folds(len(x), 4, np.random.default_rng(0)) if with_folds else None
+    partition = _partition(x, depth=2)
+    span = learn_span(x, folds, 0).leading(5)
+    found = learn_subspaces_in_span(x, span, partition, 3, folds, 0)
+    assert found.bases.shape == (5 if with_folds else 1, 7, 40, 3)
+    assert (found.ranks == 3).all()
+    for group, (centre, basis) in enumerate(zip(span.centres, span.bases, strict=True)):
+        outside = np.eye(40) - basis @ basis.T
+        for node in range(7):
+            np.testing.assert_allclose(outside @ found.bases[group, node], 0.0, atol=1e-5)
+            np.testing.assert_allclose(outside @ (found.centres[group, node] - centre), 0.0, atol=1e-4)
+            gram = found.bases[group, node].T @ found.bases[group, node]
+            np.testing.assert_allclose(gram, np.eye(3), atol=1e-5)
+
+
+def test_a_row_does_not_enter_the_dictionary_that_its_statistics_come_from():
+    """Moving a fold's rows far away changes neither the span nor the cells learned without the fold."""
+    x, _ = _flat_sheet()
+    folds = assign_folds(len(x), 4, np.random.default_rng(0))
+    partition = _partition(x, depth=2)
+    moved = x.copy()
+    moved[folds == 2] += 100 * np.random.default_rng(1).normal(size=(int((folds == 2).sum()), 40)).astype(np.float32)
+    found = [
+        learn_subspaces_in_span(rows, learn_span(rows, folds, 0).leading(5), partition, 3, folds, 0)
+        for rows in (x, moved)
+    ]
+    projectors = [np.einsum("gkDm,gkEm->gkDE", it.bases, it.bases) for it in found]
+    # not equal bit by bit: a fold's moments are those of all rows less its own
+    np.testing.assert_allclose(found[0].centres[3], found[1].centres[3], atol=1e-3)
+    np.testing.assert_allclose(projectors[0][3], projectors[1][3], atol=1e-3)
+    assert np.abs(projectors[0][2] - projectors[1][2]).max() > 0.1
+
+
+def test_span_is_found_where_there_is_one():
+    x, directions = _flat_sheet()
+    folds = assign_folds(len(x), 5, np.random.default_rng(0))
+    span = choose_span(x, _partition(x), 10, folds, 0)
+    assert span.bases.shape == (6, 40, 3)
+    np.testing.assert_allclose(np.linalg.norm(directions.T @ span.bases[0], ord=2, axis=(0, 1)), 1.0, atol=0.01)
+
+
+def test_no_span_where_there_is_none():
+    x = _clusters()
+    folds = assign_folds(len(x), 5, np.random.default_rng(0))
+    assert choose_span(x, _partition(x), 10, folds, 0) is None
+
+
+def test_evidence_tells_learned_from_memorised():
+    """With 30 directions per cell of 50 rows most are memorised, which the cross-fitted density shows."""
+    x, _ = _flat_sheet()
+    folds = assign_folds(len(x), 5, np.random.default_rng(0))
+    partition = _partition(x)
+    scores = [
+        cross_fitted_log_likelihood(x, partition, learn_subspaces(x, partition, rank, folds, 0), folds).mean()
+        for rank in (1, 3, 30)
+    ]
+    assert scores[1] > scores[0] + 1.0
+    assert scores[1] > scores[2]
+
+
+def test_evidence_of_a_sample(monkeypatch):
+    monkeypatch.setattr(evidence, "LARGEST_SAMPLE", 100)
+    x, _ = _flat_sheet()
+    folds = assign_folds(len(x), 5, np.random.default_rng(0))
+    partition = _partition(x)
+    assert cross_fitted_log_likelihood(x, partition, learn_subspaces(x, partition, 3, folds, 0), folds).shape == (100,)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 12])
+def test_span_of_few_rows(n):
+    x = np.random.default_rng(0).normal(size=(n, 30)).astype(np.float32)
+    folds = assign_folds(n, 5, np.random.default_rng(0))
+    span = choose_span(x, Partition(0, (np.arange(n),)), 5, folds, 0)
+    assert span is None or span.bases.shape[2] <= 15

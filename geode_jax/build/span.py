@@ -100,6 +100,8 @@ def choose_span(x: np.ndarray, partition: Partition, max_rank: int, folds: np.nd
     (Frey faces), where they do not it gains (Swiss roll in D = 200: 1.2 nats, all that was missing to the oracle).
     """
     whole = learn_span(x, folds, seed)
+    if min(whole.bases.shape[2], x.shape[1] - 1) < 1:
+        return None
     rank, best, best_gain = span_rank(x, whole, folds), None, 0.0
     without = cross_fitted_log_likelihood(x, partition, learn_subspaces(x, partition, max_rank, folds, seed), folds)
     while rank < whole.bases.shape[2] and 2 * rank <= x.shape[1]:

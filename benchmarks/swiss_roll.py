@@ -1,0 +1,138 @@
+"""Held-out log density and interval coverage on a Swiss roll in D = 200, flat in its three dimensions and bent.
+
+Points (t cos t, h, t sin t) / 5 with t = 1.5 pi (1 + 2U), h = 21U, n = 3000. "flat": embedded by a random orthonormal
+map. "bent": by sines of random projections, so that no three linear directions hold it. Noise sd 0.1, five 80/20
+splits. The oracle of the flat roll is its true density by quadrature. Coverage: half of the coordinates of 200 test
+rows hidden, share inside their central 95% intervals.
+
+python -m benchmarks.swiss_roll [--quick]
+"""
+
+import argparse
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from scipy import special, stats
+from sklearn.decomposition import PCA
+from sklearn.mixture import GaussianMixture
+from threadpoolctl import threadpool_limits
+
+import geode_jax
+from benchmarks.common import write_result
+from geode_jax.demo.baselines import fit_probabilistic_pca
+
+NUM_FEATURES, NOISE = 200, 0.1
+START, STOP = 1.5 * np.pi, 4.5 * np.pi
+
+
+def flat_map(rng: np.random.Generator) -> np.ndarray:
+    """Orthonormal directions, (3, D)."""
+    return np.linalg.qr(rng.normal(size=(NUM_FEATURES, 3)))[0].T
+
+
+def make_roll(num_rows: int, shape: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows, (n, D), and the map of the flat roll, (3, D)."""
+    rng = np.random.default_rng(seed)
+    directions = flat_map(rng)
+    t, h = START + (STOP - START) * rng.random(num_rows), 21 * rng.random(num_rows)
+    points = np.stack([t * np.cos(t), h, t * np.sin(t)], axis=1) / 5
+    if shape == "flat":
+        signal = points @ directions
+    else:
+        frequency, phase = 0.5 * rng.normal(size=(3, NUM_FEATURES)), rng.uniform(0, 2 * np.pi, NUM_FEATURES)
+        signal = np.sin(points @ frequency + phase) / np.sqrt(2)
+    return signal + NOISE * rng.normal(size=signal.shape), directions
+
+
+def oracle_log_density(x: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    """True log density of the flat roll: h integrates to a difference of normal CDFs, t by the midpoint rule."""
+    z = x @ directions.T
+    outside = np.square(x).sum(axis=1) - np.square(z).sum(axis=1)
+    normal = stats.norm(scale=NOISE)
+    height = np.log((normal.cdf(z[:, 1]) - normal.cdf(z[:, 1] - 4.2)) / 4.2)
+    t = START + (STOP - START) * (np.arange(20_000) + 0.5) / 20_000
+    distance = np.square(z[:, :1] - t * np.cos(t) / 5) + np.square(z[:, 2:] - t * np.sin(t) / 5)
+    spiral = special.logsumexp(-0.5 * distance / NOISE**2, axis=1) - np.log(t.size) - np.log(2 * np.pi * NOISE**2)
+    rest = NUM_FEATURES - 3
+    return height + spiral - 0.5 * (rest * np.log(2 * np.pi * NOISE**2) + outside / NOISE**2)
+
+
+def pca_mixture(train: np.ndarray, test: np.ndarray, rank: int, components: int) -> np.ndarray:
+    """Log density of a Gaussian mixture on `rank` principal components, isotropic noise off them."""
+    with threadpool_limits(1):
+        pca = PCA(rank).fit(train)
+        mixture = GaussianMixture(components, n_init=3, random_state=0).fit(pca.transform(train))
+        residual = train - pca.inverse_transform(pca.transform(train))
+        freedom = train.shape[1] - rank
+        noise = np.square(residual).sum() / (len(train) * freedom)
+        left = np.square(test - pca.inverse_transform(pca.transform(test))).sum(axis=1)
+        outside = -0.5 * (freedom * np.log(2 * np.pi * noise) + left / noise)
+        return mixture.score_samples(pca.transform(test)) + outside
+
+
+def coverage(posterior: geode_jax.Posterior, test: np.ndarray) -> float:
+    """Share of hidden coordinates inside their 95% intervals."""
+    hidden = np.random.default_rng(1).random(test.shape) < 0.5
+    filled = geode_jax.impute(posterior, np.where(hidden, np.nan, test))
+    return float(np.mean(((filled.lower <= test) & (test <= filled.upper))[hidden]))
+
+
+def ours(train: np.ndarray, test: np.ndarray, seed: int, name: str, quick: bool) -> dict[str, Any]:
+    """Fit one configuration; its nats, coverage, dimension and span."""
+    sweeps = {"num_warmup": 10, "num_samples": 10} if quick else {}
+    settings = {
+        "published": geode_jax.DictionarySettings.published(),
+        "default without span": geode_jax.DictionarySettings(shared_span=None),
+        "default": geode_jax.DictionarySettings(),
+    }[name]
+    shrinkage = geode_jax.PublishedShrinkage() if name == "published" else geode_jax.ExactShrinkage()
+    sampler = geode_jax.SamplerSettings(shrinkage=shrinkage, **sweeps)
+    posterior = geode_jax.fit(jax.random.key(seed), train, dictionary=settings, sampler=sampler)
+    span = posterior.dictionary_settings.shared_span
+    return {
+        "nats": float(geode_jax.log_density(posterior, test).mean()),
+        "coverage95": coverage(posterior, test[:200]),
+        "dimension": posterior.intrinsic_dimension,
+        "span": None if span is None else span.rank,
+    }
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    options = parser.parse_args(arguments)
+    rows: list[dict[str, Any]] = []
+
+    def record(shape: str, method: str, split: int, start: float, found: dict[str, Any]) -> None:
+        row = {"shape": shape, "method": method, "split": split, "seconds": round(time.perf_counter() - start, 1)}
+        rows.append(row | found)
+        print(f"{shape:<6}{method:<24}{split:>3}{found['nats']:>10.2f} {found}", flush=True)
+
+    for shape in ("flat", "bent"):
+        x, directions = make_roll(300 if options.quick else 3000, shape, 0)
+        for split in range(1 if options.quick else 5):
+            order = np.random.default_rng(split).permutation(len(x))
+            cut = int(0.8 * len(x))
+            train, test = x[order[:cut]], x[order[cut:]]
+            if shape == "flat":
+                nats = float(oracle_log_density(test, directions).mean())
+                record(shape, "oracle", split, time.perf_counter(), {"nats": nats})
+            for name in ("default",) if options.quick else ("published", "default without span", "default"):
+                start = time.perf_counter()
+                record(shape, name, split, start, ours(train, test, split, name, options.quick))
+            start = time.perf_counter()
+            components = 4 if options.quick else 36
+            nats = float(pca_mixture(train, test, 3, components).mean())
+            record(shape, "PCA to 3, mixture of 36", split, start, {"nats": nats})
+            start = time.perf_counter()
+            pca = fit_probabilistic_pca(train, (2, 3, 5, 10, 20, 30, 40, 50))
+            record(shape, "probabilistic PCA", split, start, {"nats": float(pca.log_density(test).mean())})
+    if not options.quick:
+        write_result("swiss_roll", {"splits": 5, "rows": 3000, "features": NUM_FEATURES}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
