@@ -79,10 +79,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     for bug, published in cases:
         row = examine(bug, published, 64 if options.quick else 1000)
         rows.append(row)
-        marks = {
-            test: "caught" if row[test] else "-" for test in ("identity", "draw", "joint", "calibration") if test in row
-        }
-        print(f"{row['bug']:<24}", marks, f"joint |z| {row['joint_z']:.1f}", flush=True)
+        caught = ", ".join(test for test in TESTS if row.get(test))
+        print(f"{row['bug']:<24} joint |z| {row['joint_z']:>6.1f}  caught by: {caught or '-'}", flush=True)
         jax.clear_caches()
     if options.quick:
         return rows

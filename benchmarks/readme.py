@@ -68,6 +68,44 @@ def _digits() -> list[str]:
     return lines
 
 
+def _swiss_roll() -> list[str]:
+    record = _load("swiss_roll")
+    lines = [
+        f"**Swiss roll** in D = 200, five splits, held-out nats, `{record['command']}`: flat in three of the"
+        " dimensions, and bent through all of them.",
+        "",
+        "| | flat | bent | coverage of 95%, flat | bent | seconds to fit |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = record["rows"]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = {shape: [r for r in rows if r["method"] == method and r["shape"] == shape] for shape in ("flat", "bent")}
+        nats = [f"{_mean(own[shape], method, 'nats'):.2f}" if own[shape] else "" for shape in ("flat", "bent")]
+        covered = [
+            f"{_mean(own[shape], method, 'coverage95'):.1%}" if own[shape] and "coverage95" in own[shape][0] else ""
+            for shape in ("flat", "bent")
+        ]
+        bold = "**" if method == "default" else ""
+        seconds = "" if method == "oracle" else f"{np.median([row['seconds'] for row in own['flat']]):.1f}"
+        lines.append(f"| {bold}{method}{bold} | {' | '.join([*nats, *covered, seconds])} |")
+    return lines
+
+
+def _choices() -> list[str]:
+    record = _load("choices")
+    lines = [
+        "**Does the score that chooses the shared span predict held-out density?** Gains over no span, nats per row,"
+        f" training data only, `{record['command']}`:",
+        "",
+        "| data | rank of the span | gain in the score | gain held out |",
+        "|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        held_out = f"{row['held_out_gain']:.2f} ± {row['held_out_error']:.2f}"
+        lines.append(f"| {row['data']} | {row['rank']} | {row['score_gain']:.2f} | {held_out} |")
+    return lines
+
+
 def _proofs() -> list[str]:
     """What each proof says of the sampler, and of every bug planted in it."""
     record = _load("proofs")
@@ -145,7 +183,7 @@ def _proofs_in_short() -> str:
 
 def render_results() -> str:
     """The README's section between the two markers."""
-    lines = [START, "", *_frey(), "", *_digits(), "", _proofs_in_short()]
+    lines = [START, "", *_frey(), "", *_digits(), "", *_swiss_roll(), "", _proofs_in_short()]
     lines += ["", f"Measured on {_machine(_load('frey_inpainting'))}; times include compilation.", "", END]
     return "\n".join(lines)
 
@@ -163,6 +201,10 @@ def render_details() -> str:
         *_frey(),
         "",
         *_digits(),
+        "",
+        *_swiss_roll(),
+        "",
+        *_choices(),
         "",
         *_proofs(),
         "",

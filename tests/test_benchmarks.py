@@ -1,8 +1,18 @@
 """Benchmarks run at their tiny size; those whose data are not at hand are skipped."""
 
+import numpy as np
 import pytest
 
-from benchmarks import digits_density, frey_inpainting, mixing, partition_calls, readme, swiss_roll, truncated_gamma
+from benchmarks import (
+    choices,
+    digits_density,
+    frey_inpainting,
+    mixing,
+    partition_calls,
+    readme,
+    swiss_roll,
+    truncated_gamma,
+)
 from benchmarks.common import find_data
 
 
@@ -39,6 +49,11 @@ def test_swiss_roll():
     assert {row["shape"] for row in rows} == {"flat", "bent"}
     oracle = next(row["nats"] for row in rows if row["method"] == "oracle")
     assert all(row["nats"] < oracle for row in rows if row["shape"] == "flat" and row["method"] != "oracle")
+
+
+def test_choices():
+    rows = choices.main(["--quick"])
+    assert np.isfinite([row["score_gain"] for row in rows]).all()
 
 
 def test_mixing():

@@ -1,0 +1,114 @@
+"""Does the cross-fitted score by which stage one chooses a shared span predict held-out density?
+
+For each data set's training rows only: 80% are fitted with spans of several ranks, and with none; 20% are held out.
+The score is the gain over no span that `choose_span` sees on the 80%; the truth is the gain of the full model (two
+trees) on the 20%, both in nats per row.
+
+python -m benchmarks.choices [--quick] [--data FOLDER]
+"""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from sklearn.datasets import load_digits
+
+import geode_jax
+from benchmarks.common import load_frey, write_result
+from benchmarks.swiss_roll import make_roll
+from geode_jax.build.evidence import cross_fitted_log_likelihood
+from geode_jax.build.neighbours import neighbour_graph
+from geode_jax.build.noise import learn_feature_scales
+from geode_jax.build.partition import Partition, partition_rows
+from geode_jax.build.span import learn_span, learn_subspaces_in_span, span_rank
+from geode_jax.build.standardise import learn_frame, to_model
+from geode_jax.build.subspace import assign_folds, learn_subspaces
+from geode_jax.forest import resolve
+
+
+def training_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, rows); what other benchmarks test on is left out."""
+    yield "flat roll", make_roll(300 if quick else 3000, "flat", 0)[0][: 240 if quick else 2400]
+    if quick:
+        return
+    yield "bent roll", make_roll(3000, "bent", 0)[0][:2400]
+    digits = load_digits().data
+    digits = digits + np.random.default_rng(0).random(digits.shape)
+    yield "digits", digits[np.random.default_rng(0).permutation(len(digits))[:1437]]
+    yield "Frey faces", load_frey(folder)[np.random.default_rng(0).permutation(1965)[:1000]]
+
+
+def prepare(rows: np.ndarray) -> tuple[np.ndarray, Partition, int, np.ndarray]:
+    """Model coordinates, one tree, the rank, and folds, as stage one makes them."""
+    settings = resolve(geode_jax.DictionarySettings(num_trees=1), *rows.shape)
+    x = to_model(rows, learn_frame(rows), np.dtype(np.float32))
+    graph = neighbour_graph(x, settings.num_neighbors, 0)
+    partition = partition_rows(x, graph, settings.depth, settings.min_cell_size, 0)
+    noise = settings.feature_noise
+    scales = learn_feature_scales(
+        x,
+        partition,
+        settings.max_rank,
+        num_rounds=noise.num_rounds,
+        num_folds=noise.num_folds,
+        floor=noise.floor,
+        seed=0,
+    )
+    x = (x / scales).astype(np.float32)
+    return x, partition, settings.max_rank, assign_folds(len(x), 5, np.random.default_rng(0))
+
+
+def held_out(train: np.ndarray, test: np.ndarray, span: geode_jax.SharedSpan | None, quick: bool) -> np.ndarray:
+    """Log densities of the held-out rows under the full model."""
+    sweeps = {"num_warmup": 10, "num_samples": 10} if quick else {"num_warmup": 300, "num_samples": 200}
+    posterior = geode_jax.fit(
+        jax.random.key(0),
+        train,
+        dictionary=geode_jax.DictionarySettings(num_trees=2, shared_span=span),
+        sampler=geode_jax.SamplerSettings(**sweeps),
+    )
+    return geode_jax.log_density(posterior, test)
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run, nothing written")
+    parser.add_argument("--data", help="folder with frey_faces.npz")
+    options = parser.parse_args(arguments)
+    rows = []
+    print(f"{'data':<12}{'span':>6}{'score gain':>12}{'held-out gain':>15}{'standard error':>16}")
+    for name, data in training_sets(options.quick, options.data):
+        cut = int(0.8 * len(data))
+        x, partition, max_rank, folds = prepare(data[:cut])
+        whole = learn_span(x, folds, 0)
+        first = span_rank(x, whole, folds)
+        score = cross_fitted_log_likelihood(x, partition, learn_subspaces(x, partition, max_rank, folds, 0), folds)
+        base = held_out(data[:cut], data[cut:], None, options.quick)
+        for rank in (first,) if options.quick else (first // 2, first, 2 * first, 4 * first):
+            if not 0 < rank < whole.bases.shape[2]:
+                continue
+            found = learn_subspaces_in_span(x, whole.leading(rank), partition, max_rank, folds, 0)
+            gain = cross_fitted_log_likelihood(x, partition, found, folds) - score
+            truth = held_out(data[:cut], data[cut:], geode_jax.SharedSpan(rank), options.quick) - base
+            row = {
+                "data": name,
+                "rank": rank,
+                "score_gain": float(gain.mean()),
+                "held_out_gain": float(truth.mean()),
+                "held_out_error": float(truth.std() / np.sqrt(truth.size)),
+            }
+            rows.append(row)
+            print(
+                f"{name:<12}{rank:>6}{row['score_gain']:>12.2f}{row['held_out_gain']:>15.2f}"
+                f"{row['held_out_error']:>16.2f}",
+                flush=True,
+            )
+    if not options.quick:
+        write_result("choices", {}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
