@@ -125,7 +125,7 @@ def _proofs() -> list[str]:
         name = f"*{row['bug']}*" if row["bug"] == "none" else row["bug"]
         lines.append(f"| {name} | {' | '.join(cells[title] for title in titles)} |")
     grids = (summary[f"ks_{dtype}"] for dtype in ("float32", "float64"))
-    worst = " and ".join(f"{grid['smallest_p']:.3f}" for grid in grids)
+    worst = " and ".join(f"{grid['smallest_p']:.2g}" for grid in grids)
     nuts, seconds, points = summary["nuts"], summary["suite_seconds"], summary["ks_float32"]["points"]
     lines += [
         "",
