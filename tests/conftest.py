@@ -42,3 +42,15 @@ SAMPLER = SamplerSettings(num_warmup=40, num_samples=30, num_chains=2, segment_l
 def posterior(request, data):
     """One small fit per type: two trees, two chains."""
     return fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, dtype=request.param)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_compiled_programs():
+    """Drop compiled programs before there are too many.
+
+    Every one holds memory mappings, of which Linux allows a process 65,530 by default; XLA crashes at the limit.
+    """
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > 25_000:
+        jax.clear_caches()
