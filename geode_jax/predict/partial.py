@@ -123,13 +123,8 @@ def log_density_partial(
     dictionary: Dictionary, draws: Draw, x: Array, is_observed: Array, *, num_candidates: int
 ) -> Float[Array, "b F"]:
     """Log marginal density of the observed part under each tree, in model coordinates."""
-
-    def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
-        candidates = find_candidates(*inputs, x, is_observed, num_candidates)
-        scores = candidate_scores(*inputs, candidates)
-        return jax.nn.logsumexp(scores, axis=(0, 2)) - jnp.log(scores.shape[0])
-
-    return lax.map(one_tree, (dictionary, draws)).T
+    by_draw = log_densities_partial(dictionary, draws, x, is_observed, num_candidates=num_candidates)
+    return jax.nn.logsumexp(by_draw, axis=2) - jnp.log(by_draw.shape[2])
 
 
 @partial(jax.jit, static_argnames="num_candidates")
