@@ -181,7 +181,8 @@ def _find_span(
     if settings.shared_span is None:
         return None
     if settings.shared_span.rank is not None:
-        return learn_span(x, folds, seed).leading(settings.shared_span.rank)
+        span = learn_span(x, folds, seed).leading(settings.shared_span.rank)
+        return span if span.bases.shape[2] > 0 else None  # too few rows for any direction
     return None if folds is None else choose_span(x, partition, settings.max_rank, folds, seed)
 
 

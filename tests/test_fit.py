@@ -68,6 +68,16 @@ def test_learned_concentration_follows_the_depth_of_the_data(data):
     assert np.corrcoef(depth.ravel(), found.draws.log_stop_concentration.ravel())[0, 1] > 0.1
 
 
+@pytest.mark.parametrize("n", [2, 8])
+def test_given_span_of_few_rows(n):
+    """Where no direction can be learned without a fold there is no span; else it has at most the rank asked for."""
+    x = np.random.default_rng(0).normal(size=(n, 12))
+    fitted = _tiny(x, shared_span=geode_jax.SharedSpan(3))
+    assert np.isfinite(geode_jax.log_density(fitted, x)).all()
+    found = fitted.dictionary_settings.shared_span
+    assert (found is None) if n == 2 else (found.rank <= 3)
+
+
 def test_slice_membership_fits(data):
     sampler = dataclasses.replace(SAMPLER, membership=geode_jax.SliceMembership())
     fitted = geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=sampler)

@@ -97,7 +97,7 @@ def choose_span(x: np.ndarray, partition: Partition, max_rank: int, folds: np.nd
 
     Candidates are the rank of the whole data as one Gaussian and its doubles, up to half of the features. A span is
     taken only where it gains two standard errors: where cells bend away from the common directions it loses much
-    (Frey faces), where they do not it gains (Swiss roll in D = 200: 1.2 nats, all that was missing to the oracle).
+    (Frey faces), where they do not it gains (`python -m benchmarks.choices` and `benchmarks.swiss_roll`).
     """
     whole = learn_span(x, folds, seed)
     if min(whole.bases.shape[2], x.shape[1] - 1) < 1:
