@@ -29,7 +29,7 @@ class Dictionary(eqx.Module):
 
     @property
     def max_rank(self) -> int:
-        """D."""
+        """Directions per node, d."""
         return self.bases.shape[-1]
 
     @property

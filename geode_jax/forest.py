@@ -183,7 +183,11 @@ def _find_span(
     if settings.shared_span.rank is not None:
         span = learn_span(x, folds, seed).leading(settings.shared_span.rank)
         return span if span.bases.shape[2] > 0 else None  # too few rows for any direction
-    return None if folds is None else choose_span(x, partition, settings.max_rank, folds, seed)
+    return (
+        None
+        if folds is None
+        else choose_span(x, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0)
+    )
 
 
 def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySettings:
@@ -205,9 +209,11 @@ def _learn_dictionary(
 ) -> tuple[Dictionary, Statistics]:
     assert settings.max_rank is not None
     if span is None:
-        subspaces = learn_subspaces(x, partition, settings.max_rank, folds, seed)
+        subspaces = learn_subspaces(x, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0)
     else:
-        subspaces = learn_subspaces_in_span(x, span, partition, settings.max_rank, folds, seed)
+        subspaces = learn_subspaces_in_span(
+            x, span, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0
+        )
     frozen = freeze(partition, subspaces, 0)
     if folds is None:
         rows = [jnp.arange(x.shape[0])]

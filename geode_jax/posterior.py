@@ -105,9 +105,7 @@ class Posterior(eqx.Module):
         The paper's last formula, counting directions that pass the removal test (not one that has just returned on
         trial); tallied over the second half of warm-up. Without adaptation steps there, over the kept draws.
         """
-        steps = float(
-            np.asarray(self.adaptation.dimension, np.float64).sum()
-        )  # each counts 1 up to the rounding of its shares
+        steps = float(np.asarray(self.adaptation.steps, np.float64).sum())
         if steps > 0:
             included = np.asarray(self.adaptation.included, np.float64).sum(axis=(0, 1, 2))
             return np.minimum(included / steps, 1.0)
@@ -117,31 +115,31 @@ class Posterior(eqx.Module):
 
     @property
     def intrinsic_dimension_probabilities(self) -> Float[np.ndarray, "d1"]:
-        """Posterior of the intrinsic dimension p = 0..d of a row: how many directions its node uses.
+        """Posterior of the intrinsic dimension p = 0..d of a row: how many directions its node needs.
 
-        Averaged over rows, trees, chains and adaptation steps, as the inclusion probabilities are.
+        A direction is needed where the node's rows vary along it by more than the noise (see
+        :func:`geode_jax.gibbs.rank.log_dimension_odds`). Averaged over rows, trees, chains and draws.
         """
-        by_dimension = np.asarray(self.adaptation.dimension, np.float64).sum(axis=(0, 1, 2))
-        if by_dimension.sum() > 0:
-            return by_dimension / by_dimension.sum()
-        share = np.asarray(self.draws.count, np.float64)
-        share = share / share.sum()
-        sizes = np.asarray(self.draws.is_active).sum(axis=-1)
-        return np.bincount(sizes.ravel(), weights=share.ravel(), minlength=self.dictionary.max_rank + 1)
+        count = np.asarray(self.draws.count, np.float64)
+        total = np.bincount(
+            np.asarray(self.draws.dimension).ravel(), weights=count.ravel(), minlength=self.dictionary.max_rank + 1
+        )
+        return total / count.sum()
 
     @property
     def node_dimension_probabilities(self) -> Float[np.ndarray, "F K d1"]:
         """Posterior of the intrinsic dimension p = 0..d of every node of every tree; NaN at absent nodes.
 
-        Over chains and the adaptation steps in which the node held rows, weighted by how many; a node that held none
-        then has the directions of the kept draws.
+        Over chains and draws, weighted by how many rows the node held; a node that never held one has the prior's.
         """
-        sizes = np.asarray(self.draws.is_active).sum(axis=-1)
-        one_hot = sizes[..., None] == np.arange(self.dictionary.max_rank + 1)
-        found = np.asarray(self.adaptation.dimension, np.float64).sum(axis=1)
-        total = found.sum(axis=-1, keepdims=True)
-        kept = one_hot.mean(axis=(1, 2))
-        probabilities = np.where(total > 0, found / np.where(total > 0, total, 1.0), kept)
+        count = np.asarray(self.draws.count, np.float64)
+        held = count.sum(axis=(1, 2), keepdims=True)
+        weight = np.where(held > 0, count, 1.0)
+        dimension = np.asarray(self.draws.dimension)
+        probabilities = np.stack(
+            [(weight * (dimension == p)).sum(axis=(1, 2)) for p in range(self.dictionary.max_rank + 1)], axis=-1
+        )
+        probabilities /= weight.sum(axis=(1, 2))[..., None]
         return np.where(np.asarray(self.dictionary.tree.is_present)[..., None], probabilities, np.nan)
 
     @property

@@ -57,8 +57,9 @@ class DictionarySettings:
 
     `max_rank`: directions per node. `depth`: scales below the root. `num_trees`: trees that are averaged.
     `num_neighbors`: neighbours per row in the graph. `min_cell_size`: rows below which a cell is not split off.
-    `cross_fit`: None gives the paper's in-sample statistics. `feature_noise`: None gives the paper's isotropic noise.
-    `shared_span`: None lets every node learn its directions in R^D, as in the paper.
+    `parent_rows`: how many rows the parent's covariance counts for in a cell's; None as in the paper, where cells share
+    nothing. `cross_fit`: None gives the paper's in-sample statistics. `feature_noise`: None gives the paper's isotropic
+    noise. `shared_span`: None lets every node learn its directions in R^D, as in the paper.
     """
 
     max_rank: int | None = None
@@ -66,6 +67,7 @@ class DictionarySettings:
     num_trees: int = 4
     num_neighbors: int | None = None
     min_cell_size: int | None = None
+    parent_rows: float | None = 1.0
     cross_fit: CrossFit | None = CrossFit()
     feature_noise: FeatureNoise | None = FeatureNoise()
     shared_span: SharedSpan | None = SharedSpan()
@@ -76,6 +78,8 @@ class DictionarySettings:
             value = getattr(self, name)
             if value is not None:
                 check_integer(value, name, minimum)
+        if self.parent_rows is not None:
+            check_number(self.parent_rows, "parent_rows", above=0.0)
         check_instance(self.cross_fit, "cross_fit", (CrossFit, None))
         check_instance(self.feature_noise, "feature_noise", (FeatureNoise, None))
         check_instance(self.shared_span, "shared_span", (SharedSpan, None))
@@ -83,7 +87,15 @@ class DictionarySettings:
     @classmethod
     def published(cls, max_rank: int = 20, depth: int | None = None) -> "DictionarySettings":
         """Stage one as in the paper: one tree, in-sample statistics, isotropic noise, no shared span."""
-        return cls(max_rank=max_rank, depth=depth, num_trees=1, cross_fit=None, feature_noise=None, shared_span=None)
+        return cls(
+            max_rank=max_rank,
+            depth=depth,
+            num_trees=1,
+            parent_rows=None,
+            cross_fit=None,
+            feature_noise=None,
+            shared_span=None,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,6 +43,21 @@ class Oracle(NamedTuple):
             variances.append(np.diag(covariance[np.ix_(~seen, ~seen)] - gain @ covariance[np.ix_(seen, ~seen)]))
         return weight, np.array(means), np.array(variances)
 
+    def pooled(self, row, seen, scale):
+        """`conditional` with the trees' average drawn together about its mean, in units where `scale` (D,) is one."""
+        weight, mean, variance = self.conditional(row, seen)
+        trees = np.unique(self.tree)
+        own = [weight * (self.tree == tree) * trees.size for tree in trees]
+        centre = np.stack([share @ mean for share in own])
+        within = np.mean([s @ (variance + np.square(mean - c)) for s, c in zip(own, centre, strict=True)], axis=0) @ (
+            1 / scale[~seen] ** 2
+        )
+        between = np.square(centre - centre.mean(axis=0)).mean(axis=0) @ (1 / scale[~seen] ** 2)
+        error = within if trees.size == 1 else max(within - between, between / (trees.size - 1))
+        factor = np.sqrt(error / (within + between))
+        average = centre.mean(axis=0)
+        return weight, average + factor * (mean - average), factor**2 * variance
+
 
 def make_oracle(posterior, num_draws=None):
     draws = posterior.thin(num_draws)

@@ -155,6 +155,35 @@ def test_subspaces_match_the_svd_of_each_fold(shape):
         assert linalg.subspace_angles(found.bases[group, 0], basis).max() < 1e-6
 
 
+@pytest.mark.parametrize("shape", [(90, 6), (30, 200)], ids=["moments", "gram"])
+def test_a_cell_inherits_its_parents_covariance(shape, monkeypatch):
+    """Leading directions of ``(n own + 2 parent's) / (n + 2)`` from the root down, formed densely, fold by fold."""
+    rng = np.random.default_rng(0)
+    n, features = shape
+    x = rng.normal(size=shape) * np.geomspace(3, 0.3, features) + 5.0
+    folds = assign_folds(n, 3, rng)
+    cells = (np.arange(n), np.arange(n // 2), np.arange(n // 2, n), np.arange(n // 4), np.arange(n // 4, n // 2))
+    partition = Partition(2, (*cells, None, None))
+    rank = min(features, n)  # all there is, so that the parent's spectrum is whole
+    found = learn_subspaces(x, partition, rank, folds, 0, parent_rows=2.0)
+    monkeypatch.setattr(subspace, "EXACT_MAX_SIDE", 1)
+    randomised = learn_subspaces(x, partition, rank, folds, 0, parent_rows=2.0)
+    for group in range(4):
+        covariance = []
+        for node, cell in enumerate(cells):
+            rows = x[cell] if group == 0 else x[cell[folds[cell] != group - 1]]
+            own = np.cov(rows.T, bias=True)
+            parent = covariance[(node - 1) // 2] if node else own
+            covariance.append((len(rows) * own + 2.0 * parent) / (len(rows) + 2.0))
+            top = linalg.eigh(covariance[node])[1][:, :-4:-1]
+            for result in (found, randomised):
+                np.testing.assert_allclose(result.centres[group, node], rows.mean(axis=0), atol=1e-10)
+                assert linalg.subspace_angles(result.bases[group, node, :, :3], top).max() < 1e-6
+            basis = found.bases[group, node, :, : found.ranks[node]]
+            np.testing.assert_allclose(basis.T @ basis, np.eye(found.ranks[node]), atol=1e-10)
+    assert found.ranks[3] > min(n // 4, features - 1)  # more directions than rows: the parent's
+
+
 def test_randomised_subspaces(monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 5)) @ rng.normal(size=(5, 150)) + 0.01 * rng.normal(size=(200, 150))

@@ -12,9 +12,13 @@ import pandas as pd
 import polars as pl
 import pytest
 from conftest import DICTIONARY, SAMPLER
+from scipy import stats
 
 import geode_jax
 from geode_jax.gibbs import chain as chain_module
+from geode_jax.gibbs import rank
+from geode_jax.state import NodeSums
+from geode_jax.tree import tree_from_mask
 
 TINY = geode_jax.SamplerSettings(num_warmup=10, num_samples=10, segment_length=10)
 
@@ -148,6 +152,34 @@ def test_intrinsic_dimension_of_a_plane():
     assert fitted.intrinsic_dimension == 2
     assert fitted.intrinsic_dimension_probabilities[2] > 0.95
     np.testing.assert_array_less(fitted.inclusion_probabilities[2:], 0.05)
+
+
+def test_dimension_odds():
+    """Against likelihood ratios row by row; and 40 directions of pure noise are not taken for signal."""
+    rng = np.random.default_rng(2)
+    tree = tree_from_mask(np.ones(3, bool))
+    deviation = np.array([3.0, 1.5, 1.0, 1.0, 1.0])
+    z = 0.7 * deviation * rng.normal(size=(50, 5))
+    sums = NodeSums(
+        count=jnp.array([0.0, 50.0, 0.0]),
+        residual=jnp.zeros(3),
+        squared=jnp.zeros((3, 5)).at[1].set(np.square(z).sum(axis=0)),
+    )
+    available = jnp.ones((3, 5), bool).at[1, 4].set(False)
+    found = np.asarray(rank.log_dimension_odds(sums, 2 * jnp.log(jnp.array([5.0, 0.7])), available, tree))
+    np.testing.assert_array_equal(found[0], 0.0)  # no rows: the prior
+    free = np.maximum(z.std(axis=0) ** 2 + z.mean(axis=0) ** 2, 0.49) ** 0.5
+    gain = (stats.norm.logpdf(z, scale=free) - stats.norm.logpdf(z, scale=0.7)).sum(axis=0) - 0.5 * np.log(50)
+    np.testing.assert_allclose(found[1, :5], np.concatenate([[0.0], np.cumsum(gain[:4])]), rtol=1e-4, atol=1e-4)
+    assert found[1, 5] == -np.inf
+
+    squares = rng.chisquare(200, size=(255, 42))
+    squares[:, :2] *= 4.0
+    many = NodeSums(count=jnp.full(255, 200.0), residual=jnp.zeros(255), squared=jnp.asarray(squares, jnp.float32))
+    odds = rank.log_dimension_odds(many, jnp.zeros(8), jnp.ones((255, 42), bool), tree_from_mask(np.ones(255, bool)))
+    probability = np.asarray(jax.nn.softmax(odds, axis=1))
+    assert (probability.argmax(axis=1) == 2).mean() > 0.97
+    assert probability[:, 2].mean() > 0.85
 
 
 def test_the_sweep_is_traced_once(data, monkeypatch):

@@ -9,6 +9,7 @@ from scipy import special, stats
 
 import geode_jax
 from geode_jax.math.streaming import block_size, map_row_blocks
+from geode_jax.predict.impute import _pool
 
 SEEN = np.array([True, False, True, True, False, True])
 EVERY = 31  # all nodes, so that nothing is pruned
@@ -113,17 +114,22 @@ def test_conditional_mean(posterior, dense, rows):
         np.testing.assert_allclose(filled[~SEEN], weight @ mean, rtol=2e-4 if posterior.dtype == np.float32 else 1e-9)
 
 
-def test_intervals(posterior, dense, rows):
+@pytest.mark.parametrize("trees", [1, 2])
+def test_intervals(posterior, rows, trees):
     """Ends are the stated quantiles: of the mixture whose components have each node's mean and variance over draws.
 
+    With two trees the mixture is drawn together by what the oracle's moments say, with one it is left alone.
     Against the mixture of all draws the mass agrees to within a part of the tail: these short chains on few rows are
     about as different from each other as draws get.
     """
+    parts = jax.tree.map(lambda leaf: leaf[:trees], (posterior.dictionary, posterior.draws))
+    posterior = eqx.tree_at(lambda it: (it.dictionary, it.draws), posterior, parts)
+    dense = oracle.make_oracle(posterior)
     found = geode_jax.impute(posterior, _hide(rows, SEEN), interval=0.8, num_draws=200, num_candidates=EVERY)
     mean = geode_jax.impute_mean(posterior, _hide(rows, SEEN), num_draws=200, num_candidates=EVERY)
     np.testing.assert_allclose(found.filled, mean, rtol=1e-5)
     for i, row in enumerate(rows):
-        weight, mean, variance = dense.conditional(row, SEEN)
+        weight, mean, variance = dense.pooled(row, SEEN, posterior.scale)
         group = np.unique(np.stack([dense.tree, dense.node]), axis=1, return_inverse=True)[1].ravel()
         merged_weight = np.bincount(group, weight)
         share = (weight / merged_weight[group])[:, None]
@@ -139,6 +145,24 @@ def test_intervals(posterior, dense, rows):
     np.testing.assert_array_equal(found.upper[:, SEEN], rows[:, SEEN])
 
 
+def test_the_pool_of_trees_is_calibrated():
+    """Where every tree is: the spread of the average is its squared error, shared and own parts of it as they may be.
+
+    Trees surer of themselves than they may be: at least what independent errors of the size seen would leave.
+    """
+    rng = np.random.default_rng(0)
+    seen = np.zeros((4000, 5), np.float32)
+    for shared, own in ((1.0, 0.3), (0.3, 1.0)):
+        by_tree = shared * rng.normal(size=(4000, 5)) + own * rng.normal(size=(4, 4000, 5))
+        variance = np.full(by_tree.shape, shared**2 + own**2)
+        average, factor = _pool(by_tree.astype(np.float32), variance.astype(np.float32), seen)
+        between = by_tree.var(axis=0).mean(axis=1)
+        spread = np.asarray(factor)[:, 0] ** 2 * (shared**2 + own**2 + between)
+        np.testing.assert_allclose(spread.mean(), np.square(average).mean(), rtol=0.03)
+        sure = np.asarray(_pool(by_tree.astype(np.float32), 1e-6 * variance.astype(np.float32), seen)[1])[:, 0]
+        np.testing.assert_allclose(sure**2, 1 / 3, rtol=1e-3)
+
+
 def test_conditional_draws(posterior, dense, rows):
     """KS of 3000 draws of each missing coordinate against the oracle's mixture; false alarm 1e-4 in all."""
     hidden = _hide(rows[:2], SEEN)
@@ -146,7 +170,7 @@ def test_conditional_draws(posterior, dense, rows):
     assert draws.shape == (3000, 2, 6)
     p_values, products = [], []
     for i in range(2):
-        weight, mean, variance = dense.conditional(rows[i], SEEN)
+        weight, mean, variance = dense.pooled(rows[i], SEEN, posterior.scale)
         for j, column in enumerate(np.flatnonzero(~SEEN)):
 
             def cdf(v, j=j, weight=weight, mean=mean, variance=variance):

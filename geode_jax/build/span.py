@@ -62,7 +62,13 @@ def _mean_squares(centred: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, f
 
 
 def learn_subspaces_in_span(
-    x: np.ndarray, span: Span, partition: Partition, max_rank: int, folds: np.ndarray | None, seed: int
+    x: np.ndarray,
+    span: Span,
+    partition: Partition,
+    max_rank: int,
+    folds: np.ndarray | None,
+    seed: int,
+    parent_rows: float = 0.0,
 ) -> Subspaces:
     """Centres and bases of every cell, all within the span: learned in its coordinates and carried back."""
     num_groups, num_features, rank = span.bases.shape
@@ -77,7 +83,7 @@ def learn_subspaces_in_span(
             assert folds is not None
             cells = tuple(None if rows is None else rows[folds[rows] != group - 1] for rows in cells)
             cells = tuple(_at_least_one(rows, whole) for rows, whole in zip(cells, partition.cells, strict=True))
-        found = learn_subspaces(coordinates, Partition(partition.depth, cells), num_directions, None, seed)
+        found = learn_subspaces(coordinates, Partition(partition.depth, cells), num_directions, None, seed, parent_rows)
         present = np.flatnonzero(partition.is_present)
         centres[group, present] = centre + found.centres[0, present] @ basis.T
         bases[group, present] = np.einsum("Dr,krd->kDd", basis, found.bases[0, present], optimize=True)
@@ -92,7 +98,9 @@ def _at_least_one(rows: np.ndarray | None, whole: np.ndarray | None) -> np.ndarr
     return whole if rows is not None and rows.size == 0 else rows
 
 
-def choose_span(x: np.ndarray, partition: Partition, max_rank: int, folds: np.ndarray, seed: int) -> Span | None:
+def choose_span(
+    x: np.ndarray, partition: Partition, max_rank: int, folds: np.ndarray, seed: int, parent_rows: float = 0.0
+) -> Span | None:
     """The span with which one tree's dictionary describes held-out rows best; None where that is no span at all.
 
     Candidates are the rank of the whole data as one Gaussian and its doubles, up to half of the features. A span is
@@ -103,10 +111,11 @@ def choose_span(x: np.ndarray, partition: Partition, max_rank: int, folds: np.nd
     if min(whole.bases.shape[2], x.shape[1] - 1) < 1:
         return None
     rank, best, best_gain = span_rank(x, whole, folds), None, 0.0
-    without = cross_fitted_log_likelihood(x, partition, learn_subspaces(x, partition, max_rank, folds, seed), folds)
+    own = learn_subspaces(x, partition, max_rank, folds, seed, parent_rows)
+    without = cross_fitted_log_likelihood(x, partition, own, folds)
     while rank < whole.bases.shape[2] and 2 * rank <= x.shape[1]:
         span = whole.leading(rank)
-        found = learn_subspaces_in_span(x, span, partition, max_rank, folds, seed)
+        found = learn_subspaces_in_span(x, span, partition, max_rank, folds, seed, parent_rows)
         gain = cross_fitted_log_likelihood(x, partition, found, folds) - without
         if gain.mean() > max(best_gain, 2.0 * gain.std() / np.sqrt(gain.size)):
             best, best_gain = span, gain.mean()

@@ -22,25 +22,27 @@ class Draw(eqx.Module):
     log_stop_concentration: Float[Array, "*batch"]
     count: Int[Array, "*batch K"]
     is_active: Bool[Array, "*batch K d"]
+    dimension: Int[Array, "*batch K"]
     log_joint: Float[Array, "*batch"]
 
 
 class Adaptation(eqx.Module):
-    """Tallies over the adaptation steps of a chain, for the inclusion probabilities and the intrinsic dimension.
+    """Tallies over the adaptation steps of a chain, for the paper's inclusion probabilities.
 
-    `included`: sum over steps of the share of rows that are at node k while its direction m passes the test.
-    `dimension`: sum over steps of the share of rows at node k while exactly p pass, p = 0..d; each step adds 1 in all.
+    `included`: sum over steps of the share of rows that are at node k while its direction m passes the removal test.
+    `steps`: how many there were.
     """
 
     included: Float[Array, "*batch K d"]
-    dimension: Float[Array, "*batch K d1"]
+    steps: Float[Array, "*batch"]
 
 
 class Chain(eqx.Module):
-    """What one sweep hands to the next."""
+    """What one sweep hands to the next, and each node's intrinsic dimension as it was last drawn."""
 
     state: State
     sums: NodeSums
+    dimension: Int[Array, "K"]
     adaptation: Adaptation
 
 
@@ -81,8 +83,8 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
         is_active=problem.is_available,
         log_ratio=jnp.zeros(shape, dtype),
     )
-    tallies = Adaptation(jnp.zeros(shape, dtype), jnp.zeros((shape[0], shape[1] + 1), dtype))
-    return Chain(state, sums, tallies)
+    tallies = Adaptation(jnp.zeros(shape, dtype), jnp.zeros((), dtype))
+    return Chain(state, sums, jnp.zeros(shape[0], jnp.int32), tallies)
 
 
 def draw_of(chain: Chain, problem: Problem) -> Draw:
@@ -96,17 +98,17 @@ def draw_of(chain: Chain, problem: Problem) -> Draw:
         log_stop_concentration=state.log_stop_concentration,
         count=chain.sums.count.astype(jnp.int32),
         is_active=state.is_active,
+        dimension=chain.dimension,
         log_joint=log_joint(state, chain.sums, problem.tree, problem.prior, problem.num_features),
     )
 
 
 def _tally(old: Adaptation, count: Array, has_passed: Array, is_tallied: Array) -> Adaptation:
     share = count / jnp.maximum(count.sum(), 1.0)
-    sizes = jax.nn.one_hot(has_passed.sum(axis=-1), has_passed.shape[-1] + 1, dtype=share.dtype)
     weight = is_tallied.astype(share.dtype)
     return Adaptation(
         old.included + weight * share[:, None] * has_passed,
-        old.dimension + weight * share[:, None] * sizes,
+        old.steps + weight,
     )
 
 
@@ -119,10 +121,11 @@ def step(
     index: Int[Array, ""],
 ) -> Chain:
     """Sweep number `index`, and during warm-up the adaptation of the ranks."""
-    key_sweep, key_rank = jax.random.split(key)
+    key_sweep, key_rank, key_dimension = jax.random.split(key, 3)
     state, sums = sweep(key_sweep, chain.state, chain.sums, problem)
+    dimension = rank.draw_dimension(key_dimension, sums, state.log_sigma2, problem.is_available, problem.tree)
     if adaptation is None:
-        return Chain(state, sums, chain.adaptation)
+        return Chain(state, sums, dimension, chain.adaptation)
     adapted, is_taken, has_passed = rank.adapt(key_rank, state, problem.is_available, index, adaptation)
     in_warmup = index < num_warmup
     # the first half of warm-up still carries the start
@@ -130,5 +133,6 @@ def step(
     return Chain(
         state=jax.tree.map(lambda new, old: jnp.where(in_warmup, new, old), adapted, state),
         sums=sums,
+        dimension=dimension,
         adaptation=_tally(chain.adaptation, sums.count, has_passed, is_tallied),
     )

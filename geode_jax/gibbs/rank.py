@@ -1,4 +1,9 @@
-"""Removal and return of directions during warm-up (paper steps 6 and 7), by masks."""
+"""How many directions a node needs: removal and return during warm-up (paper steps 6 and 7), and the posterior of p.
+
+The paper's test compares variances along the directions with each other, at a tolerance far below the noise where
+directions are many or rows are few: what passes it is an upper bound. The intrinsic dimension that is reported instead
+compares the variance along a direction with the noise, by what the node's rows say.
+"""
 
 import equinox as eqx
 import jax
@@ -6,7 +11,8 @@ import jax.numpy as jnp
 
 from geode_jax._typing import Array, Bool, Float, Int, KeyArray
 from geode_jax.settings import RankAdaptation
-from geode_jax.state import State
+from geode_jax.state import NodeSums, State
+from geode_jax.tree import Tree
 
 
 def log_variance_shares(state: State) -> Float[Array, "K d"]:
@@ -60,3 +66,29 @@ def adapt(
         ),
     )
     return adapted, is_taken, has_passed
+
+
+def log_dimension_odds(
+    sums: NodeSums, log_sigma2: Float[Array, "S"], is_available: Bool[Array, "K d"], tree: Tree
+) -> Float[Array, "K d1"]:
+    """Log posterior odds of every node's intrinsic dimension p = 0..d against 0, given its rows and the noise.
+
+    Dimension p: the first p directions have free variances above the noise's, those after have the noise's. For n rows
+    whose mean square along a direction is r times the noise, a free variance gains ``n (r - 1 - log r) / 2`` nats where
+    r > 1 and costs ``log(n) / 2`` (Schwarz's approximation of the Bayes factor; the prior on p is uniform). The rows'
+    statistics should be cross-fitted: in sample, every direction of a small cell passes.
+    """
+    count = sums.count[:, None]
+    noise = jnp.exp(log_sigma2)[tree.scale][:, None]
+    ratio = jnp.maximum(sums.squared / (jnp.maximum(count, 1.0) * noise), 1.0)
+    gain = 0.5 * count * (ratio - 1.0 - jnp.log(ratio)) - 0.5 * jnp.log(jnp.maximum(count, 1.0))
+    odds = jnp.cumsum(jnp.where(is_available, gain, -jnp.inf), axis=-1)
+    return jnp.concatenate([jnp.zeros_like(count), odds], axis=-1)
+
+
+def draw_dimension(
+    key: KeyArray, sums: NodeSums, log_sigma2: Float[Array, "S"], is_available: Bool[Array, "K d"], tree: Tree
+) -> Int[Array, "K"]:
+    """Every node's intrinsic dimension, drawn from its posterior given the rest."""
+    odds = log_dimension_odds(sums, log_sigma2, is_available, tree)
+    return jax.random.categorical(key, odds, axis=-1).astype(jnp.int32)

@@ -1,4 +1,13 @@
-"""Filling in what is missing: conditional means, central intervals, draws."""
+"""Filling in what is missing: conditional means, central intervals, draws.
+
+**Trees.** The conditionals of a row under the F trees are averaged with equal weights. The average itself is too wide:
+trees whose intervals are right one by one have errors that partly cancel in the mean, while their disagreement adds to
+the spread. With W the mean of the trees' variances and B the variance of their means, the average has variance W + B,
+but where each tree's W is right, the squared error of the mean is W - B (Krogh & Vedelsby 1995, the ambiguity
+decomposition). So the average is drawn together about its mean by ``sqrt((W - B) / (W + B))``, one factor per row from
+its missing features, as in the spread-adjusted pool of Berrocal, Raftery & Gneiting (2007) and Gneiting & Ranjan (2013)
+but with nothing to tune. One tree is left as it is.
+"""
 
 from functools import partial
 
@@ -54,6 +63,28 @@ def _quantile(level: float, weight: Array, mean: Array, deviation: Array) -> Arr
     return 0.5 * (low + high)
 
 
+def _moments(weight: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+    """Mean and variance of every coordinate of a mixture, (b, D) each; components on axis 0."""
+    average = jnp.sum(weight * mean, axis=0)
+    return average, jnp.sum(weight * (variance + jnp.square(mean - average)), axis=0)
+
+
+def _pool(by_tree: Float[Array, "F b D"], variance: Float[Array, "F b D"], is_observed: Array) -> tuple[Array, Array]:
+    """Mean of the trees' conditionals, (b, D), and by how much to draw them together about it, (b, 1).
+
+    ``W - B`` is the squared error of the mean where every tree is calibrated. Trees cannot disagree more than if their
+    errors were independent, ``B = (1 - 1/F) W``; where they do they are too sure of themselves, and the squared error
+    is put at what independent errors of the size B shows would leave, ``B / (F - 1)``.
+    """
+    average = by_tree.mean(axis=0)
+    is_missing = 1.0 - is_observed
+    within = jnp.sum(variance.mean(axis=0) * is_missing, axis=1, keepdims=True)
+    between = jnp.sum(jnp.square(by_tree - average).mean(axis=0) * is_missing, axis=1, keepdims=True)
+    error = jnp.maximum(within - between, between / max(by_tree.shape[0] - 1, 1))
+    total = within + between
+    return average, jnp.where(total > 0.0, jnp.sqrt(error / jnp.where(total > 0.0, total, 1.0)), 1.0)
+
+
 @partial(jax.jit, static_argnames=("num_candidates", "interval"))
 def conditional_summary(
     dictionary: Dictionary,
@@ -73,15 +104,16 @@ def conditional_summary(
         scores = candidate_scores(tree_dictionary, tree_draws, candidates)
         mixture = merged_mixture(tree_dictionary, tree_draws, candidates, scores)
         mean, variance = _components(tree_dictionary, mixture, interval is not None)
-        return mixture.weight.T, mean, variance
+        return mixture.weight.T[..., None], mean, variance
 
     weight, mean, variance = lax.map(one_tree, (dictionary, draws))
-    weight = weight.reshape(-1, x.shape[0], 1) / num_trees
-    mean = mean.reshape(-1, *x.shape)
-    average = jnp.sum(weight * mean, axis=0)
     if interval is None:
-        return (average,)
-    deviation = jnp.sqrt(variance.reshape(-1, *x.shape))
+        return (jnp.sum(weight * mean, axis=1).mean(axis=0),)
+    average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), is_observed)
+    # all components of all trees on one axis
+    weight = weight.reshape(-1, x.shape[0], 1) / num_trees
+    mean = average + factor * (mean.reshape(-1, *x.shape) - average)
+    deviation = factor * jnp.sqrt(variance.reshape(-1, *x.shape))
     tail = 0.5 * (1.0 - interval)
     lower, upper = (_quantile(level, weight, mean, deviation) for level in (tail, 1.0 - tail))
     return average, lower, upper
@@ -99,18 +131,23 @@ def conditional_draws(
     num_candidates: int,
     num_samples: int,
 ) -> Float[Array, "b s D"]:
-    """Exact draws of whole rows given their observed part; observed entries are drawn too and mean nothing.
+    """Draws of whole rows given their observed part; observed entries are drawn too and mean nothing.
+
+    Exact draws of the trees' average, drawn together about its mean like the intervals.
 
     `row` numbers the rows: a row's draws depend on its number, not on the block it stands in.
     """
     num_trees = draws.log_joint.shape[0]
 
-    def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Observed, Array]:
+    def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Observed, Array, Array, Array]:
         candidates = find_candidates(*inputs, x, is_observed, num_candidates)
         scores = candidate_scores(*inputs, candidates)
-        return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1)
+        mixture = merged_mixture(*inputs, candidates, scores)
+        moments = _moments(mixture.weight.T[..., None], *_components(inputs[0], mixture, True))
+        return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 
-    node, observed, scores = lax.map(one_tree, (dictionary, draws))
+    node, observed, scores, by_tree, variance = lax.map(one_tree, (dictionary, draws))
+    average, factor = _pool(by_tree, variance, is_observed)
     scale = jnp.asarray(dictionary.tree.scale)
 
     def one_draw(row_key: KeyArray, index: Array) -> Array:
@@ -127,7 +164,8 @@ def conditional_draws(
         eta = mean + sigma * jnp.matmul(normal, root, precision=HIGHEST)
         noise = sigma * jax.random.normal(key_eps, (x.shape[1],), x.dtype)
         basis = dictionary.bases[tree, where]
-        return dictionary.centres[tree, where] + jnp.matmul(basis, eta, precision=HIGHEST) + noise
+        drawn = dictionary.centres[tree, where] + jnp.matmul(basis, eta, precision=HIGHEST) + noise
+        return average[index] + factor[index] * (drawn - average[index])
 
     def one_row(inputs: tuple[Array, Array]) -> Array:
         index, number = inputs
