@@ -98,13 +98,13 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int) -> D
     """Fill in what was left to the data's shape.
 
     `max_rank`: 50, but at most half the features beyond 20, and no more than the data allow. `num_neighbors`: 10, or
-    more for very large n. `min_cell_size`: 20 rows, below which a cell's own centre and directions cost more than they
-    bring. `depth`: until cells reach twice that size, at most 7.
+    more for very large n. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings. `depth`:
+    until cells reach twice that size, at most 7.
     """
     limit = min(num_features, num_rows - 1)
     max_rank = min(settings.max_rank or min(50, max(10, num_features // 2)), limit)
     num_neighbors = min(settings.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
-    min_cell_size = settings.min_cell_size or max(2, min(20, num_rows // 4))
+    min_cell_size = settings.min_cell_size or max(2, min(10, num_rows // 4))
     depth = settings.depth
     if depth is None:
         depth = default_depth(num_rows, 2 * min_cell_size)

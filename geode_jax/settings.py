@@ -64,10 +64,10 @@ class DictionarySettings:
 
     max_rank: int | None = None
     depth: int | None = None
-    num_trees: int = 4
+    num_trees: int = 8
     num_neighbors: int | None = None
     min_cell_size: int | None = None
-    parent_rows: float | None = 1.0
+    parent_rows: float | None = 3.0
     cross_fit: CrossFit | None = CrossFit()
     feature_noise: FeatureNoise | None = FeatureNoise()
     shared_span: SharedSpan | None = SharedSpan()

@@ -161,14 +161,14 @@ def test_a_cell_inherits_its_parents_covariance(shape, monkeypatch):
     rng = np.random.default_rng(0)
     n, features = shape
     x = rng.normal(size=shape) * np.geomspace(3, 0.3, features) + 5.0
-    folds = assign_folds(n, 3, rng)
+    folds = np.arange(n) % 3
     cells = (np.arange(n), np.arange(n // 2), np.arange(n // 2, n), np.arange(n // 4), np.arange(n // 4, n // 2))
     partition = Partition(2, (*cells, None, None))
     rank = min(features, n)  # all there is, so that the parent's spectrum is whole
     found = learn_subspaces(x, partition, rank, folds, 0, parent_rows=2.0)
     monkeypatch.setattr(subspace, "EXACT_MAX_SIDE", 1)
     randomised = learn_subspaces(x, partition, rank, folds, 0, parent_rows=2.0)
-    for group in range(4):
+    for group in range(1, 4):  # a parent learned from all rows passes on no more directions than without a fold
         covariance = []
         for node, cell in enumerate(cells):
             rows = x[cell] if group == 0 else x[cell[folds[cell] != group - 1]]
@@ -176,9 +176,9 @@ def test_a_cell_inherits_its_parents_covariance(shape, monkeypatch):
             parent = covariance[(node - 1) // 2] if node else own
             covariance.append((len(rows) * own + 2.0 * parent) / (len(rows) + 2.0))
             top = linalg.eigh(covariance[node])[1][:, :-4:-1]
-            for result in (found, randomised):
+            for result, error in ((found, 1e-6), (randomised, 0.05)):
                 np.testing.assert_allclose(result.centres[group, node], rows.mean(axis=0), atol=1e-10)
-                assert linalg.subspace_angles(result.bases[group, node, :, :3], top).max() < 1e-6
+                assert linalg.subspace_angles(result.bases[group, node, :, :3], top).max() < error
             basis = found.bases[group, node, :, : found.ranks[node]]
             np.testing.assert_allclose(basis.T @ basis, np.eye(found.ranks[node]), atol=1e-10)
     assert found.ranks[3] > min(n // 4, features - 1)  # more directions than rows: the parent's
@@ -199,7 +199,7 @@ def test_subspaces_of_duplicate_rows_and_small_cells():
     cells = (np.arange(24), np.arange(20), np.arange(20, 24))
     found = learn_subspaces(x.astype(np.float32), Partition(1, cells), 6, np.arange(24) % 3, 0)
     assert np.isfinite(found.bases).all()
-    assert list(found.ranks) == [6, 6, 1]
+    assert list(found.ranks) == [2, 0, 1]
     assert not found.bases[:, 1].any()
     assert not found.bases[:, 2, :, 1:].any()
 
@@ -212,9 +212,9 @@ def test_constant_features_lie_in_no_direction():
 
 
 def test_noise_scales_recover_the_truth():
-    """Rank-2 signal and noise of known relative size per feature: estimates within 25%.
+    """Rank-2 signal and noise of known relative size per feature: estimates within 12%, four sampling deviations.
 
-    The sampling sd is 3%; a quiet feature with a large loading loses its leverage, up to a fifth, to the subspace.
+    Without the correction for leverage a quiet feature with a large loading is 20% off.
     """
     rng = np.random.default_rng(0)
     truth = np.geomspace(0.3, 3.0, 30)
@@ -222,7 +222,7 @@ def test_noise_scales_recover_the_truth():
     x = rng.normal(size=(500, 2)) @ rng.normal(size=(2, 30)) * 3 + truth * rng.normal(size=(500, 30))
     found = learn_feature_scales(x, Partition(0, (np.arange(500),)), 2, num_rounds=3, num_folds=5, floor=0.05, seed=0)
     np.testing.assert_allclose(np.log(found).mean(), 0.0, atol=1e-12)
-    np.testing.assert_allclose(found, truth, rtol=0.25)
+    np.testing.assert_allclose(found, truth, rtol=0.12)
 
 
 def test_noise_scale_of_a_constant_feature_is_the_floor():

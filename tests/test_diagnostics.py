@@ -21,7 +21,7 @@ def clean(posterior):
         return rng.normal(size=(2, 2, 400, *leaf.shape[3:]))
 
     replaced = eqx.tree_at(
-        lambda it: (it.log_joint, it.log_sigma2, it.log_weights, it.count, it.is_active),
+        lambda it: (it.log_joint, it.log_sigma2, it.log_weights, it.count, it.is_active, it.dimension),
         draws,
         (
             noise(draws.log_joint),
@@ -29,6 +29,7 @@ def clean(posterior):
             -np.log(7.0) + 0.1 * noise(draws.log_weights),
             rng.integers(5, 20, size=(2, 2, 400, 7)),
             np.ones((2, 2, 400, 7, 3), bool),
+            rng.integers(0, 3, size=(2, 2, 400, 7)),
         ),
     )
     return eqx.tree_at(lambda it: it.draws, posterior, replaced)

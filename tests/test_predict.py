@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
@@ -140,7 +141,7 @@ def test_intervals(posterior, rows, trees):
             merged = merged_weight @ special.ndtr((end[i, ~SEEN] - merged_mean) / np.sqrt(merged_variance))
             np.testing.assert_allclose(merged, level, atol=1e-3)
             mass = weight @ special.ndtr((end[i, ~SEEN] - mean) / np.sqrt(variance))
-            np.testing.assert_allclose(mass, level, atol=0.05)
+            np.testing.assert_allclose(mass, level, atol=0.08)
     np.testing.assert_array_equal(found.lower[:, SEEN], rows[:, SEEN])
     np.testing.assert_array_equal(found.upper[:, SEEN], rows[:, SEEN])
 
@@ -151,15 +152,16 @@ def test_the_pool_of_trees_is_calibrated():
     Trees surer of themselves than they may be: at least what independent errors of the size seen would leave.
     """
     rng = np.random.default_rng(0)
-    seen = np.zeros((4000, 5), np.float32)
+    seen = jnp.zeros((400, 300), jnp.float32)
     for shared, own in ((1.0, 0.3), (0.3, 1.0)):
-        by_tree = shared * rng.normal(size=(4000, 5)) + own * rng.normal(size=(4, 4000, 5))
-        variance = np.full(by_tree.shape, shared**2 + own**2)
-        average, factor = _pool(by_tree.astype(np.float32), variance.astype(np.float32), seen)
-        between = by_tree.var(axis=0).mean(axis=1)
+        errors = shared * rng.normal(size=(400, 300)) + own * rng.normal(size=(4, 400, 300))
+        by_tree = jnp.asarray(errors, jnp.float32)
+        variance = jnp.full(by_tree.shape, shared**2 + own**2, jnp.float32)
+        average, factor = _pool(by_tree, variance, seen)
+        between = errors.var(axis=0).mean(axis=1)
         spread = np.asarray(factor)[:, 0] ** 2 * (shared**2 + own**2 + between)
         np.testing.assert_allclose(spread.mean(), np.square(average).mean(), rtol=0.03)
-        sure = np.asarray(_pool(by_tree.astype(np.float32), 1e-6 * variance.astype(np.float32), seen)[1])[:, 0]
+        sure = np.asarray(_pool(by_tree, 1e-6 * variance, seen)[1])[:, 0]
         np.testing.assert_allclose(sure**2, 1 / 3, rtol=1e-3)
 
 

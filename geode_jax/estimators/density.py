@@ -34,7 +34,7 @@ class GeodeDensity(DensityMixin, BaseEstimator):
         Directions per node; None chooses 50, or fewer where the data have fewer.
     depth : int, default=None
         Scales below the root; None chooses from the number of rows.
-    num_trees : int, default=4
+    num_trees : int, default=8
         Trees whose densities are averaged.
     cross_fit : int or None, default=5
         Folds of the cross-fitted statistics; None is the paper's in-sample form.
@@ -81,7 +81,7 @@ class GeodeDensity(DensityMixin, BaseEstimator):
         *,
         max_rank: int | None = None,
         depth: int | None = None,
-        num_trees: int = 4,
+        num_trees: int = 8,
         cross_fit: int | None = 5,
         feature_noise: bool = True,
         shrinkage: ExactShrinkage | PublishedShrinkage | None = None,
