@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
+import geode_jax
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = ("geode-jax", "jax", "jaxlib", "numpy", "scipy", "scikit-learn", "equinox", "pymetis", "pynndescent")
@@ -38,6 +40,13 @@ def load_frey(folder: str | None = None) -> np.ndarray:
     """Frey faces as (1965, 560) float64 on their 0..255 scale."""
     with np.load(find_data("frey_faces.npz", folder), allow_pickle=False) as file:
         return file["images"].reshape(1965, 560).astype(np.float64)
+
+
+def coverage(posterior: geode_jax.Posterior, test: np.ndarray) -> float:
+    """Share of hidden coordinates inside their 95% intervals."""
+    hidden = np.random.default_rng(1).random(test.shape) < 0.5
+    filled = geode_jax.impute(posterior, np.where(hidden, np.nan, test))
+    return float(np.mean(((filled.lower <= test) & (test <= filled.upper))[hidden]))
 
 
 @contextmanager

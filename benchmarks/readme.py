@@ -58,13 +58,17 @@ def _digits() -> list[str]:
     lines = [
         f"**Digits** (D = 64, 1437 training and 360 test images, five splits), `{digits['command']}`:",
         "",
-        "| | held-out nats per image | seconds to fit |",
-        "|---|---|---|",
+        "| | held-out nats per image | coverage of 95% | seconds to fit |",
+        "|---|---|---|---|",
     ]
     for method in dict.fromkeys(row["method"] for row in digits["rows"]):
         bold = "**" if method.startswith("default") else ""
         seconds = float(np.median([row["seconds"] for row in digits["rows"] if row["method"] == method]))
-        lines.append(f"| {bold}{method}{bold} | {_mean(digits['rows'], method, 'nats'):.1f} | {seconds:.1f} |")
+        has_intervals = any("coverage95" in row for row in digits["rows"] if row["method"] == method)
+        covered = f"{_mean(digits['rows'], method, 'coverage95'):.1%}" if has_intervals else ""
+        lines.append(
+            f"| {bold}{method}{bold} | {_mean(digits['rows'], method, 'nats'):.1f} | {covered} | {seconds:.1f} |"
+        )
     return lines
 
 
@@ -88,6 +92,43 @@ def _swiss_roll() -> list[str]:
         bold = "**" if method == "default" else ""
         seconds = "" if method == "oracle" else f"{np.median([row['seconds'] for row in own['flat']]):.1f}"
         lines.append(f"| {bold}{method}{bold} | {' | '.join([*nats, *covered, seconds])} |")
+    return lines
+
+
+def _dimension() -> list[str]:
+    record = _load("dimension")
+    lines = [
+        f"**Intrinsic dimension** where it is known, `{record['command']}`: rows whose posterior mode is the truth, the"
+        " mean posterior probability of the truth, and the coverage of 95% intervals of the hidden half of new rows.",
+        "",
+        "| data | truth | D | right | probability of the truth | coverage of 95% | seconds to fit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        lines.append(
+            f"| {row['data']} | {row['dimension']} | {row['features']} | {row['right']:.1%}"
+            f" | {row['probability_of_truth']:.3f} | {row['coverage95']:.1%} | {row['seconds']:.0f} |"
+        )
+    return lines
+
+
+def _stage_one(name: str, title: str) -> list[str]:
+    record = _load(f"stage_one_{name}")
+    lines = [
+        f"**What each choice of stage one is worth on {title}**: one setting changed at a time from the default with"
+        f" {record['settings']['num_trees']} trees, training data only (80% fitted, 20% held out),"
+        f" `{record['command']}`. Mean absolute error, coverage and width are of the hidden half of the features.",
+        "",
+        "| setting | value | nats per row | mean abs. error | the same, trees weighted by evidence | coverage of 95%"
+        " | mean width | seconds to fit |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        by_evidence = f"{row['mae_by_evidence']:.3f}" if "mae_by_evidence" in row else ""
+        lines.append(
+            f"| {row['setting']} | {row['value']} | {row['nats']:.1f} | {row['mae']:.3f} | {by_evidence}"
+            f" | {row['coverage95']:.1%} | {row['width95']:.2f} | {row['seconds']:.0f} |"
+        )
     return lines
 
 
@@ -183,7 +224,7 @@ def _proofs_in_short() -> str:
 
 def render_results() -> str:
     """The README's section between the two markers."""
-    lines = [START, "", *_frey(), "", *_digits(), "", *_swiss_roll(), "", _proofs_in_short()]
+    lines = [START, "", *_frey(), "", *_digits(), "", *_swiss_roll(), "", *_dimension(), "", _proofs_in_short()]
     lines += ["", f"Measured on {_machine(_load('frey_inpainting'))}; times include compilation.", "", END]
     return "\n".join(lines)
 
@@ -203,6 +244,12 @@ def render_details() -> str:
         *_digits(),
         "",
         *_swiss_roll(),
+        "",
+        *_dimension(),
+        "",
+        *_stage_one("digits", "digits"),
+        "",
+        *_stage_one("faces", "Frey faces"),
         "",
         *_choices(),
         "",

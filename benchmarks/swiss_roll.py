@@ -20,7 +20,7 @@ from sklearn.mixture import GaussianMixture
 from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import write_result
+from benchmarks.common import coverage, write_result
 from geode_jax.demo.baselines import fit_probabilistic_pca
 
 NUM_FEATURES, NOISE = 200, 0.1
@@ -72,19 +72,11 @@ def pca_mixture(train: np.ndarray, test: np.ndarray, rank: int, components: int)
         return mixture.score_samples(pca.transform(test)) + outside
 
 
-def coverage(posterior: geode_jax.Posterior, test: np.ndarray) -> float:
-    """Share of hidden coordinates inside their 95% intervals."""
-    hidden = np.random.default_rng(1).random(test.shape) < 0.5
-    filled = geode_jax.impute(posterior, np.where(hidden, np.nan, test))
-    return float(np.mean(((filled.lower <= test) & (test <= filled.upper))[hidden]))
-
-
 def ours(train: np.ndarray, test: np.ndarray, seed: int, name: str, quick: bool) -> dict[str, Any]:
     """Fit one configuration; its nats, coverage, dimension and span."""
     sweeps = {"num_warmup": 10, "num_samples": 10} if quick else {}
     settings = {
         "published": geode_jax.DictionarySettings.published(),
-        "default without span": geode_jax.DictionarySettings(shared_span=None),
         "default": geode_jax.DictionarySettings(),
     }[name]
     shrinkage = geode_jax.PublishedShrinkage() if name == "published" else geode_jax.ExactShrinkage()
@@ -119,7 +111,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             if shape == "flat":
                 nats = float(oracle_log_density(test, directions).mean())
                 record(shape, "oracle", split, time.perf_counter(), {"nats": nats})
-            for name in ("default",) if options.quick else ("published", "default without span", "default"):
+            for name in ("default",) if options.quick else ("published", "default"):
                 start = time.perf_counter()
                 record(shape, name, split, start, ours(train, test, split, name, options.quick))
             start = time.perf_counter()

@@ -6,10 +6,12 @@ import pytest
 from benchmarks import (
     choices,
     digits_density,
+    dimension,
     frey_inpainting,
     mixing,
     partition_calls,
     readme,
+    stage_one,
     swiss_roll,
     truncated_gamma,
 )
@@ -54,6 +56,17 @@ def test_swiss_roll():
 def test_choices():
     rows = choices.main(["--quick"])
     assert np.isfinite([row["score_gain"] for row in rows]).all()
+
+
+def test_dimension():
+    (row,) = dimension.main(["--quick"])
+    assert row["right"] > 0.9
+
+
+def test_stage_one():
+    rows = stage_one.main(["--quick"])
+    assert [row["setting"] for row in rows] == ["default", "num_trees"]
+    assert np.isfinite([row["nats"] for row in rows]).all()
 
 
 def test_mixing():

@@ -1,0 +1,96 @@
+"""The intrinsic dimension where it is known: linear Gaussian data, and a mixture of subspaces of different dimension.
+
+Linear: n = 600, p directions with standard deviations between 0.5 and 1.5 times sqrt(D) / 2, noise of sd 1, for p = 5,
+10, 50 and D = 500, 5000. Mixture: 1000 rows in D = 10000, a third each in dimension 3, 5 and 7, about centres sqrt(D)
+apart. Reported: the share of rows whose posterior mode is the truth, and how often half of the features of 100 new rows
+lie in their 95% intervals given the other half.
+
+python -m benchmarks.dimension [--quick]
+"""
+
+import argparse
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+import geode_jax
+from benchmarks.common import write_result
+
+
+def linear_rows(rng: np.random.Generator, num_rows: int, num_features: int, dimension: int) -> np.ndarray:
+    """Rows, (n, D), of a Gaussian with `dimension` directions above noise of sd 1."""
+    directions = np.linalg.qr(rng.normal(size=(num_features, dimension)))[0].T
+    deviation = 0.5 * np.sqrt(num_features) * rng.uniform(0.5, 1.5, dimension)
+    signal = (deviation * rng.normal(size=(num_rows, dimension))) @ directions
+    return signal + rng.normal(size=(num_rows, num_features))
+
+
+def mixture_rows(
+    rng: np.random.Generator, num_rows: int, num_features: int, dimensions: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows, (n, D), and the dimension of each, (n,)."""
+    truth = np.resize(dimensions, num_rows)
+    x = np.empty((num_rows, num_features))
+    for dimension in dimensions:
+        inside = truth == dimension
+        x[inside] = rng.normal(size=num_features) + linear_rows(rng, int(inside.sum()), num_features, dimension)
+    return x, truth
+
+
+def measure(x: np.ndarray, truth: np.ndarray, num_train: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Fit the first `num_train` rows; their dimensions, and the coverage on the rest."""
+    start = time.perf_counter()
+    posterior = geode_jax.fit(jax.random.key(0), x[:num_train], **options)
+    seconds = time.perf_counter() - start
+    chances = geode_jax.intrinsic_dimension(posterior, x[:num_train])
+    test = x[num_train:]
+    hidden = np.random.default_rng(1).random(test.shape) < 0.5
+    filled = geode_jax.impute(posterior, np.where(hidden, np.nan, test))
+    return {
+        "right": float(np.mean(chances.argmax(axis=1) == truth[:num_train])),
+        "probability_of_truth": float(chances[np.arange(num_train), truth[:num_train]].mean()),
+        "excess_passing": float(posterior.inclusion_probabilities[truth.max() :].mean()),
+        "coverage95": float(np.mean(((filled.lower <= test) & (test <= filled.upper))[hidden])),
+        "scale_weights": posterior.scale_weights.mean(axis=(0, 1, 2)).round(3).tolist(),
+        "seconds": round(seconds, 1),
+    }
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    options = parser.parse_args(arguments)
+    rng = np.random.default_rng(0)
+    rows, new = [], 20 if options.quick else 100
+    print(f"{'data':<10}{'p':>7}{'D':>7}{'right':>8}{'p(truth)':>10}{'cover':>8}{'seconds':>9}")
+
+    def record(data: str, dimension: str, x: np.ndarray, truth: np.ndarray, fit: dict[str, Any]) -> None:
+        found = measure(x, truth, len(x) - new, fit)
+        rows.append({"data": data, "dimension": dimension, "features": x.shape[1], **found})
+        print(
+            f"{data:<10}{dimension:>7}{x.shape[1]:>7}{found['right']:>8.1%}{found['probability_of_truth']:>10.3f}"
+            f"{found['coverage95']:>8.1%}{found['seconds']:>9.1f}",
+            flush=True,
+        )
+
+    quick_fit = {
+        "dictionary": geode_jax.DictionarySettings(num_trees=1),
+        "sampler": geode_jax.SamplerSettings(num_warmup=20, num_samples=20),
+    }
+    for num_features in (40,) if options.quick else (500, 5000):
+        for dimension in (2,) if options.quick else (5, 10, 50):
+            x = linear_rows(rng, 150 if options.quick else 600 + new, num_features, dimension)
+            # the default of 50 directions could not exceed 50
+            larger = {"dictionary": geode_jax.DictionarySettings(max_rank=80)} if dimension == 50 else {}
+            fit = quick_fit if options.quick else larger
+            record("linear", str(dimension), x, np.full(len(x), dimension), fit)
+    if not options.quick:
+        record("mixture", "3, 5, 7", *mixture_rows(rng, 1000 + new, 10_000, (3, 5, 7)), {})
+        write_result("dimension", {}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

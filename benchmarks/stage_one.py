@@ -1,0 +1,129 @@
+"""What each choice of stage one is worth: one setting changed at a time, on training data only.
+
+80% of a data set's training rows are fitted, 20% held out: log density, and half of the features filled in. For the
+full forest also how the trees' conditionals are weighted: equally, or by the evidence of the observed part.
+
+python -m benchmarks.stage_one [--quick] [--data FOLDER] [--only digits faces]
+"""
+
+import argparse
+import dataclasses
+import time
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from scipy import special
+from sklearn.datasets import load_digits
+
+import geode_jax
+from benchmarks.common import load_frey, write_result
+
+# Trees of the fits that vary something else, to save time.
+NUM_TREES = 2
+
+
+def training_rows(name: str, folder: str | None) -> np.ndarray:
+    """Training rows of the first split; what other benchmarks test on is left out."""
+    rng = np.random.default_rng(0)
+    if name == "faces":
+        return load_frey(folder)[rng.permutation(1965)[:1000]]
+    images = load_digits().data
+    images = images + np.random.default_rng(0).random(images.shape)
+    return images[rng.permutation(len(images))[: int(0.8 * len(images))]]
+
+
+def variations(name: str, num_rows: int) -> list[dict[str, Any]]:
+    """Settings that differ from the default of `NUM_TREES` trees in one place."""
+    found: list[dict[str, Any]] = [{}]
+    found += [{"num_trees": value} for value in (1, 4, 8, 16)]
+    found += [{"max_rank": value} for value in ((10, 20, 50, 100, 200) if name == "faces" else (10, 20, 40, 60))]
+    found += [{"depth": value} for value in range(8)]
+    found += [{"min_cell_size": value} for value in (5, 20, 40)]
+    found += [{"parent_rows": value} for value in (None, 1.0, 10.0)]
+    found += [{"cross_fit": value and geode_jax.CrossFit(value)} for value in (None, 2, 10, 20)]
+    if name == "digits":
+        found += [{"cross_fit": geode_jax.CrossFit(num_rows)}]  # one row left out at a time
+    found += [{"feature_noise": None}]
+    return found
+
+
+def describe(changed: dict[str, Any]) -> tuple[str, str]:
+    """The setting's name and its value in words."""
+    if not changed:
+        return "default", ""
+    ((setting, value),) = changed.items()
+    return setting, f"{value.num_folds} folds" if isinstance(value, geode_jax.CrossFit) else str(value)
+
+
+def evidence_weighted(posterior: geode_jax.Posterior, hidden: np.ndarray) -> np.ndarray:
+    """Conditional means with the trees weighted by the density of the observed part."""
+    by_draw = geode_jax.log_density_draws(posterior, hidden, num_draws=16)
+    weight = special.softmax(special.logsumexp(by_draw, axis=(1, 2)), axis=0)
+    filled = np.zeros_like(hidden)
+    for tree in range(posterior.num_trees):
+        one = slice(tree, tree + 1)
+        parts = jax.tree.map(lambda leaf, one=one: leaf[one], (posterior.dictionary, posterior.draws))
+        alone = eqx.tree_at(lambda it: (it.dictionary, it.draws), posterior, parts)
+        filled += weight[tree][:, None] * geode_jax.impute_mean(alone, hidden)
+    return filled
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--data", help="folder that holds frey_faces.npz")
+    parser.add_argument("--only", nargs="+", choices=("digits", "faces"), default=["digits", "faces"])
+    options = parser.parse_args(arguments)
+    sweeps = {"num_warmup": 10, "num_samples": 10} if options.quick else {"num_warmup": 300, "num_samples": 200}
+    for name in ["digits"] if options.quick else options.only:
+        rows = []
+        data = training_rows(name, options.data)[: 200 if options.quick else None]
+        cut = int(0.8 * len(data))
+        train, test = data[:cut], data[cut:]
+        is_hidden = np.random.default_rng(5).random(test.shape) < 0.5
+        hidden = np.where(is_hidden, np.nan, test)
+        truth = test[is_hidden]
+        print(f"{name:<16}{'':>12}{'nats':>10}{'MAE':>8}{'cover':>8}{'width':>8}{'by evidence':>13}{'seconds':>9}")
+        base = geode_jax.DictionarySettings(num_trees=NUM_TREES)
+        for changed in variations(name, cut)[: 2 if options.quick else None]:
+            start = time.perf_counter()
+            posterior = geode_jax.fit(
+                jax.random.key(0),
+                train,
+                dictionary=dataclasses.replace(base, **changed),
+                sampler=geode_jax.SamplerSettings(**sweeps),
+            )
+            seconds = time.perf_counter() - start
+            filled = geode_jax.impute(posterior, hidden)
+            inside = (filled.lower <= test) & (test <= filled.upper)
+            setting, value = describe(changed)
+            row = {
+                "data": name,
+                "setting": setting,
+                "value": value,
+                "nats": float(geode_jax.log_density(posterior, test).mean()),
+                "mae": float(np.abs(filled.filled[is_hidden] - truth).mean()),
+                "coverage95": float(inside[is_hidden].mean()),
+                "width95": float((filled.upper - filled.lower)[is_hidden].mean()),
+                "seconds": round(seconds, 1),
+            }
+            weighted = ""
+            if setting == "num_trees":
+                by_evidence = evidence_weighted(posterior, hidden)[is_hidden]
+                row["mae_by_evidence"] = float(np.abs(by_evidence - truth).mean())
+                weighted = f"{row['mae_by_evidence']:.3f}"
+            rows.append(row)
+            print(
+                f"{setting:<16}{value:>12}{row['nats']:>10.2f}{row['mae']:>8.3f}{row['coverage95']:>8.1%}"
+                f"{row['width95']:>8.2f}{weighted:>13}{row['seconds']:>9.1f}",
+                flush=True,
+            )
+            if not options.quick:
+                write_result(f"stage_one_{name}", {"num_trees": NUM_TREES}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
