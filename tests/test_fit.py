@@ -15,6 +15,7 @@ from conftest import DICTIONARY, SAMPLER
 from scipy import stats
 
 import geode_jax
+from geode_jax.forest import resolve
 from geode_jax.gibbs import chain as chain_module
 from geode_jax.gibbs import rank
 from geode_jax.state import NodeSums
@@ -369,3 +370,14 @@ def test_non_finite_sampling_is_reported(data, monkeypatch):
     monkeypatch.setattr("geode_jax.gibbs.noise.draw", broken)
     with warnings.catch_warnings(), pytest.raises(FloatingPointError, match="log joint became non-finite"):
         geode_jax.fit(jax.random.key(0), data[:71], dictionary=DICTIONARY, sampler=SAMPLER)
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (100, 2), (1000, 560), (100_000, 784), (100_000, 20_000)])
+def test_defaults_follow_from_the_shape(shape):
+    """Possible ranks and sizes at any shape, and statistics that fit in memory; what was given stays."""
+    found = resolve(geode_jax.DictionarySettings(), *shape)
+    assert 1 <= found.max_rank <= min(50, shape[1], shape[0] - 1)
+    assert 2 <= found.min_cell_size <= 10
+    nodes = 2 ** (found.depth + 1) - 1
+    assert 4 * found.num_trees * nodes * shape[0] * found.max_rank <= 2**32
+    assert resolve(geode_jax.DictionarySettings(depth=7), *shape).depth == 7

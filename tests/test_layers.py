@@ -21,7 +21,7 @@ LAYERS = {
     "build.neighbours": 2,
     "build.partition": 2,
     "build.subspace": 2.1,
-    "build.noise": 2.2,
+    "build.noise": 2.3,
     "build.evidence": 2.2,
     "build.span": 2.3,
     "tree": 3,
