@@ -51,7 +51,6 @@ def measure(x: np.ndarray, truth: np.ndarray, num_train: int, options: dict[str,
     return {
         "right": float(np.mean(chances.argmax(axis=1) == truth[:num_train])),
         "probability_of_truth": float(chances[np.arange(num_train), truth[:num_train]].mean()),
-        "excess_passing": float(posterior.inclusion_probabilities[truth.max() :].mean()),
         "coverage95": float(np.mean(((filled.lower <= test) & (test <= filled.upper))[hidden])),
         "scale_weights": posterior.scale_weights.mean(axis=(0, 1, 2)).round(3).tolist(),
         "seconds": round(seconds, 1),

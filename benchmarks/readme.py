@@ -113,6 +113,8 @@ def _dimension() -> list[str]:
 
 
 def _stage_one(name: str, title: str) -> list[str]:
+    if not (RESULTS / f"stage_one_{name}.json").exists():
+        return []
     record = _load(f"stage_one_{name}")
     lines = [
         f"**What each choice of stage one is worth on {title}**: one setting changed at a time from the default with"
@@ -129,7 +131,7 @@ def _stage_one(name: str, title: str) -> list[str]:
             f"| {row['setting']} | {row['value']} | {row['nats']:.1f} | {row['mae']:.3f} | {by_evidence}"
             f" | {row['coverage95']:.1%} | {row['width95']:.2f} | {row['seconds']:.0f} |"
         )
-    return lines
+    return [*lines, ""]
 
 
 def _choices() -> list[str]:
@@ -248,9 +250,7 @@ def render_details() -> str:
         *_dimension(),
         "",
         *_stage_one("digits", "digits"),
-        "",
         *_stage_one("faces", "Frey faces"),
-        "",
         *_choices(),
         "",
         *_proofs(),
