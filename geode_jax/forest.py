@@ -23,7 +23,8 @@ from geode_jax.gibbs.sweep import Problem
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings, SharedSpan
 from geode_jax.statistics import Statistics, cross_fitted_statistics
 
-# The sampler reads (F, K, n, d) numbers in every sweep; a default depth keeps them within this many bytes.
+# The sampler reads (F, K, n, d) numbers in every sweep; a default depth keeps them within this many bytes in
+# float32.
 STATISTICS_BYTES = 2**32
 BAR_FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
 
@@ -101,7 +102,8 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int) -> D
 
     `max_rank`: 50, but at most half the features beyond 20, and no more than the data allow. `num_neighbors`: 10, or
     more for very large n. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings. `depth`:
-    until cells reach twice that size, at most 7, and no deeper than the statistics of all trees fit in 4 GiB.
+    until cells reach twice that size, at most 7, and no deeper than the float32 statistics of all trees fit
+    in 4 GiB.
     """
     limit = min(num_features, num_rows - 1)
     max_rank = min(settings.max_rank or min(50, max(10, num_features // 2)), limit)

@@ -249,6 +249,7 @@ def _check_shapes(posterior: Posterior) -> None:
         (dictionary.tree.is_present, (trees, 2 ** (dictionary.tree.depth + 1) - 1)),
         (draws.neg_log_u, (*lead, nodes, rank)),
         (draws.log_weights, (*lead, nodes)),
+        (draws.dimension, (*lead, nodes)),
         (draws.log_sigma2, (*lead, dictionary.tree.num_scales)),
         (posterior.shift, (features,)),
         (posterior.scale, (features,)),

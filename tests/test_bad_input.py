@@ -62,6 +62,7 @@ SETTING_CASES = {
     "max_rank 2.5": (lambda: geode_jax.DictionarySettings(max_rank=2.5), TypeError, "max_rank: .* integer, got 2.5"),
     "max_rank True": (lambda: geode_jax.DictionarySettings(max_rank=True), TypeError, "max_rank: .* got True"),
     "depth -1": (lambda: geode_jax.DictionarySettings(depth=-1), ValueError, "depth: .* at least 0, got -1"),
+    "parent_rows 0": (lambda: geode_jax.DictionarySettings(parent_rows=0), ValueError, "parent_rows: .* got 0"),
     "num_trees 0": (lambda: geode_jax.DictionarySettings(num_trees=0), ValueError, "num_trees: .* got 0"),
     "cross_fit 5": (
         lambda: geode_jax.DictionarySettings(cross_fit=5),

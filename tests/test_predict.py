@@ -141,7 +141,7 @@ def test_intervals(posterior, rows, trees):
             merged = merged_weight @ special.ndtr((end[i, ~SEEN] - merged_mean) / np.sqrt(merged_variance))
             np.testing.assert_allclose(merged, level, atol=1e-3)
             mass = weight @ special.ndtr((end[i, ~SEEN] - mean) / np.sqrt(variance))
-            np.testing.assert_allclose(mass, level, atol=0.08)
+            np.testing.assert_allclose(mass, level, atol=0.06)
     np.testing.assert_array_equal(found.lower[:, SEEN], rows[:, SEEN])
     np.testing.assert_array_equal(found.upper[:, SEEN], rows[:, SEEN])
 

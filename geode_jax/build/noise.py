@@ -34,15 +34,16 @@ def learn_feature_scales(
     covering = partition.nodes_at((partition.depth + 1) // 2)
     middle = Partition(0, tuple(partition.cells[k] for k in covering))
     largest = min(max_rank, max(1, x.shape[1] // 2))
-    best, best_score = np.ones(x.shape[1]), -np.inf
-    for rank in (0, *dict.fromkeys(max(1, largest // part) for part in (1, 4, 16))):
-        scales = _scales_off_subspaces(x, middle, folds, rank, num_rounds, floor, seed) if rank > 0 else best
+    ranks = dict.fromkeys(max(1, largest // part) for part in (1, 4, 16))
+    candidates = [np.ones(x.shape[1])]
+    candidates += [_scales_off_subspaces(x, middle, folds, rank, num_rounds, floor, seed) for rank in ranks]
+
+    def score(scales: np.ndarray) -> float:
         scaled = (x / scales).astype(x.dtype)
         subspaces = learn_subspaces(scaled, middle, max_rank, folds, seed)
-        score = cross_fitted_log_likelihood(scaled, middle, subspaces, folds).mean()
-        if score > best_score:
-            best, best_score = scales, score
-    return best
+        return float(cross_fitted_log_likelihood(scaled, middle, subspaces, folds).mean())
+
+    return max(candidates, key=score)
 
 
 def _scales_off_subspaces(
