@@ -225,6 +225,16 @@ def test_noise_scales_recover_the_truth():
     np.testing.assert_allclose(found, truth, rtol=0.12)
 
 
+def test_noise_scales_do_not_take_noise_for_signal():
+    """Up to 20 directions allowed and 2 there: the scales are those that 2 would give, not those of 20."""
+    rng = np.random.default_rng(0)
+    truth = np.geomspace(0.5, 2.0, 40)
+    x = rng.normal(size=(130, 2)) @ rng.normal(size=(2, 40)) * 3 + truth * rng.normal(size=(130, 40))
+    options = {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
+    found = learn_feature_scales(x, Partition(0, (np.arange(130),)), 20, **options)
+    assert np.std(np.log(found / truth)) < 0.1  # one feature's sampling deviation is 0.062; off 20 directions, 0.6
+
+
 def test_noise_scale_of_a_constant_feature_is_the_floor():
     x = np.random.default_rng(0).normal(size=(100, 10))
     x[:, 3] = 0.0

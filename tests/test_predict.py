@@ -184,6 +184,25 @@ def test_conditional_draws(posterior, dense, rows):
     assert (draws[:, :, SEEN] == rows[:2, SEEN]).all()
 
 
+def test_draws_of_trees_that_disagree_are_drawn_together(posterior, rows):
+    """One tree moved away: the draws have the oracle's pooled spread, not that of the plain average."""
+    moved = np.array(posterior.dictionary.centres)
+    moved[1] += 1.0
+    posterior = eqx.tree_at(lambda it: it.dictionary.centres, posterior, moved)
+    dense = oracle.make_oracle(posterior)
+    hidden = _hide(rows[:1], SEEN)
+    draws = geode_jax.impute_draws(jax.random.key(5), posterior, hidden, 3000, num_draws=200, num_candidates=EVERY)
+    spread = []
+    for weight, mean, variance in (
+        dense.pooled(rows[0], SEEN, posterior.scale),
+        dense.conditional(rows[0], SEEN),
+    ):
+        spread.append(np.sqrt(weight @ (variance + np.square(mean - weight @ mean))))
+    found = draws[:, 0, ~SEEN].std(axis=0)
+    np.testing.assert_allclose(found, spread[0], rtol=0.06)  # 4 standard errors
+    assert (spread[1] > 1.1 * spread[0]).all()
+
+
 def test_samples(posterior, dense):
     """KS of each coordinate of 4000 samples, and of two projections, against the oracle; false alarm 1e-4 in all."""
     samples = geode_jax.sample(jax.random.key(8), posterior, 4000)
