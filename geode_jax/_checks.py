@@ -131,6 +131,19 @@ def check_data(
     return array
 
 
+def check_training_data(data: ArrayLike, name: str = "X") -> np.ndarray:
+    """:func:`check_data` for a fit: NaN is missing, and every row and every column has an observed value."""
+    array = check_data(data, name, allow_nan=True, min_rows=2)
+    is_empty = np.isnan(array.min(axis=0))
+    is_empty[is_empty] = np.isnan(array[:, is_empty]).all(axis=0)
+    if is_empty.any():
+        raise ValueError(
+            f"{name}: expected at least one observed value in every column, but {int(is_empty.sum())} columns are all"
+            f" NaN (the first is column {np.flatnonzero(is_empty)[0]}); drop them"
+        )
+    return array
+
+
 def _explain_non_finite(array: np.ndarray, name: str, allow_nan: bool) -> None:
     infinite = np.isinf(array)
     if infinite.any():

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from geode_jax._checks import check_data, check_dtype, check_instance, check_key
+from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.forest import BAR_FORMAT, Forest, grow_forest
 from geode_jax.gibbs.run import run_chains
@@ -31,7 +31,8 @@ def fit(
     **Arguments:**
 
     - `key`: a JAX key; everything random in the fit follows from it.
-    - `X`: finite numbers, at least 2 different rows; arrays, and pandas or polars frames.
+    - `X`: numbers, at least 2 different rows; arrays, and pandas or polars frames. NaN is a missing value: the
+      posterior is that given the observed ones. No row need be complete, but none may be empty, and no column.
     - `dictionary`, `prior`, `sampler`: settings of stage one, the model, and stage two; None is the default of each.
     - `dtype`: float32 or float64, for the dictionary and the sampler, whatever JAX's global setting.
     - `progress`: show a bar on standard error.
@@ -39,7 +40,7 @@ def fit(
     Raises TypeError or ValueError naming the argument, and FloatingPointError where sampling became non-finite.
     """
     key = check_key(key)
-    data = check_data(X, "X", allow_nan=False, min_rows=2)
+    data = check_training_data(X)
     real = check_dtype(dtype)
     stage_one = check_instance(dictionary, "dictionary", (DictionarySettings, None)) or DictionarySettings()
     model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,27 +10,35 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from geode_jax._checks import check_data, check_dtype, check_instance, check_key
+from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
+from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.partition import Partition, default_depth, partition_rows
 from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
-from geode_jax.build.standardise import Frame, learn_frame, to_model
-from geode_jax.build.subspace import assign_folds, learn_subspaces
+from geode_jax.build.standardise import learn_frame, to_model
+from geode_jax.build.subspace import Subspaces, assign_folds, learn_subspaces
+from geode_jax.completion import choose_num_candidates, conditional_means, rank_nodes, without_folds
 from geode_jax.dictionary import Dictionary, freeze
 from geode_jax.gibbs.sweep import Problem
+from geode_jax.partial_rows import PartialRows, group_rows, reduce_rows, stack_trees
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings, SharedSpan
 from geode_jax.statistics import Statistics, cross_fitted_statistics
 
 # The sampler reads (F, K, n, d) numbers in every sweep; a default depth keeps them within this many bytes in
 # float32.
 STATISTICS_BYTES = 2**32
+# Rows with missing features are drawn in groups where a sweep over all of them takes more than this many operations
+# (matrices times d^3) per tree.
+GROUP_COST = 1e8
 BAR_FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
 
 
 class Forest(eqx.Module):
     """What stage one learned: the dictionaries of all trees, and all that the sampler needs of the training rows.
+
+    `statistics` are those of the complete rows, `partial` those of the rows with missing features, None without such.
 
     Made by :func:`geode_jax.learn_forest`; arrays of `dictionary` and `statistics` have a leading axis F. Everything is
     in model coordinates ``x = (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64.
@@ -38,6 +46,7 @@ class Forest(eqx.Module):
 
     dictionary: Dictionary
     statistics: Statistics
+    partial: PartialRows | None
     shift: np.ndarray
     scale: np.ndarray
     dictionary_settings: DictionarySettings = eqx.field(static=True)
@@ -55,7 +64,10 @@ class Forest(eqx.Module):
     @property
     def num_rows(self) -> int:
         """Training rows."""
-        return self.statistics.residual.shape[-1]
+        complete = self.statistics.residual.shape[-1]
+        if self.partial is None:
+            return complete
+        return complete + int((self.partial.node[0, ..., 0] < self.dictionary.tree.num_nodes).sum())
 
     def problem(self, prior: Prior, sampler: SamplerSettings) -> Problem:
         """What the sampler works on, all trees at once, with a leading axis F on its arrays."""
@@ -63,6 +75,7 @@ class Forest(eqx.Module):
         return Problem(
             tree=dictionary.tree,
             statistics=self.statistics,
+            partial=self.partial,
             is_available=dictionary.is_available & dictionary.tree.is_present[..., None],
             prior=prior,
             shrinkage=sampler.shrinkage,
@@ -85,7 +98,7 @@ def learn_forest(
     by NumPyro's MCMC. Arguments and errors are those of :func:`geode_jax.fit`.
     """
     key = check_key(key)
-    data = check_data(X, "X", allow_nan=False, min_rows=2)
+    data = check_training_data(X)
     real = check_dtype(dtype)
     settings = check_instance(dictionary, "dictionary", (DictionarySettings, None)) or DictionarySettings()
     with precision_of(real), tqdm(total=1.0, disable=not progress, bar_format=BAR_FORMAT) as bar:
@@ -97,16 +110,22 @@ def learn_forest(
         return grow_forest(key, data, settings, real, show)
 
 
-def resolve(settings: DictionarySettings, num_rows: int, num_features: int) -> DictionarySettings:
+def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_partial: int = 0) -> DictionarySettings:
     """Fill in what was left to the data's shape.
 
-    `max_rank`: 50, but at most half the features beyond 20, and no more than the data allow. `num_neighbors`: 10, or
-    more for very large n. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings. `depth`:
-    until cells reach twice that size, at most 7, and no deeper than the float32 statistics of all trees fit
-    in 4 GiB.
+    `max_rank`: 50, but at most half the features beyond 20, and no more than the data allow, or than keeps the matrices
+    of `num_partial` rows with missing features at four candidate nodes of all trees within 4 GiB. `num_neighbors`: 10,
+    or more for very large n. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings.
+    `depth`: until cells reach twice that size, at most 7, and no deeper than the float32 statistics of all trees fit in
+    4 GiB.
     """
     limit = min(num_features, num_rows - 1)
-    max_rank = min(settings.max_rank or min(50, max(10, num_features // 2)), limit)
+    max_rank = settings.max_rank
+    if max_rank is None:
+        max_rank = min(50, max(10, num_features // 2))
+        if num_partial > 0:
+            max_rank = min(max_rank, max(1, int(np.sqrt(STATISTICS_BYTES / (32 * settings.num_trees * num_partial)))))
+    max_rank = min(max_rank, limit)
     num_neighbors = min(settings.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
     min_cell_size = settings.min_cell_size or max(2, min(10, num_rows // 4))
     depth = settings.depth
@@ -124,6 +143,15 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int) -> D
     )
 
 
+class Learned(NamedTuple):
+    """Trees and dictionaries of rows that are complete or have been filled."""
+
+    scales: np.ndarray
+    settings: DictionarySettings
+    partitions: list[Partition]
+    subspaces: list[Subspaces]
+
+
 def grow_forest(
     key: KeyArray,
     data: np.ndarray,
@@ -132,43 +160,88 @@ def grow_forest(
     on_step: Callable[[float, str], None],
 ) -> Forest:
     """:func:`learn_forest` on checked arguments, within the precision of `dtype`; tells `on_step` the share done."""
-    settings = resolve(settings, *data.shape)
-    assert settings.max_rank is not None
+    is_observed = ~np.isnan(data)
+    is_partial = ~is_observed.all(axis=1)
+    settings = resolve(settings, data.shape[0], data.shape[1], int(is_partial.sum()))
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
-    seeds = rng.integers(2**31, size=settings.num_trees)
+    seeds = [int(seed) for seed in rng.integers(2**31, size=settings.num_trees)]
+    folds = None
+    if settings.cross_fit is not None:
+        folds = assign_folds(data.shape[0], settings.cross_fit.num_folds, rng)
     frame = learn_frame(data)
     x = to_model(data, frame, dtype)
+    if not is_partial.any():
+        learned = _learn(x, None, settings, folds, seeds, on_step)
+        x = (x / learned.scales).astype(dtype)
+        rows = None
+    else:
+        rounds = settings.missing_rows.num_rounds
+        assert settings.max_rank is not None
+        on_step(0.0, "first fill")
+        x = fill_low_rank(x, is_observed, settings.max_rank, seeds[0])
+        for number in range(rounds):
+
+            def on_part(share: float, text: str, number: int = number) -> None:
+                on_step((number + share) / (rounds + 1), f"fill {number + 1} of {rounds}: {text}")
+
+            learned = _learn(x, is_observed, settings, folds, seeds, on_part)
+            x = _refill(x, is_observed, learned, folds)
+        learned = _learn(
+            x, is_observed, settings, folds, seeds, lambda share, text: on_step((rounds + share) / (rounds + 1), text)
+        )
+        x = (x / learned.scales).astype(dtype)
+        rows = _partial_rows(x, is_observed, learned, folds)
+    on_step(1.0, "learned dictionaries")
+    pairs = [
+        _freeze_tree(x, ~is_partial, partition, subspaces, folds)
+        for partition, subspaces in zip(learned.partitions, learned.subspaces, strict=True)
+    ]
+    dictionary, statistics = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
+    return Forest(dictionary, statistics, rows, frame.shift, frame.scale * learned.scales, learned.settings)
+
+
+def _learn(
+    x: np.ndarray,
+    is_observed: np.ndarray | None,
+    settings: DictionarySettings,
+    folds: np.ndarray | None,
+    seeds: list[int],
+    on_step: Callable[[float, str], None],
+) -> Learned:
+    assert settings.max_rank is not None
     steps = 2 * settings.num_trees + 2
     partitions = []
     for number, seed in enumerate(seeds):
         on_step(number / steps, "growing trees")
-        partitions.append(_grow_tree(x, settings, number, int(seed)))
+        partitions.append(_grow_tree(x, settings, number, seed))
+    scales = np.ones(x.shape[1])
     if settings.feature_noise is not None:
         on_step(settings.num_trees / steps, "noise scales")
         scales = learn_feature_scales(
             x,
             partitions[0],
             settings.max_rank,
-            seed=int(seeds[0]),
+            is_observed,
+            seed=seeds[0],
             num_rounds=settings.feature_noise.num_rounds,
             num_folds=settings.feature_noise.num_folds,
             floor=settings.feature_noise.floor,
         )
-        frame = Frame(frame.shift, frame.scale * scales)
-        x = to_model(data, frame, dtype)
-    folds = None
-    if settings.cross_fit is not None:
-        folds = assign_folds(data.shape[0], settings.cross_fit.num_folds, rng)
+        x = (x / scales).astype(x.dtype)
     on_step((settings.num_trees + 1) / steps, "shared span")
-    span = _find_span(x, settings, partitions[0], folds, int(seeds[0]))
+    span = _find_span(x, is_observed, settings, partitions[0], folds, seeds[0])
     settings = _with_span(settings, span)
-    learned = []
+    assert settings.max_rank is not None
+    parent_rows = settings.parent_rows or 0.0
+    subspaces = []
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         on_step((settings.num_trees + 2 + number) / steps, "learning dictionaries")
-        learned.append(_learn_dictionary(x, partition, settings, span, folds, int(seed)))
-    on_step(1.0, "learned dictionaries")
-    dictionary, statistics = jax.tree.map(lambda *leaves: jnp.stack(leaves), *learned)
-    return Forest(dictionary, statistics, frame.shift, frame.scale, settings)
+        if span is None:
+            found = learn_subspaces(x, partition, settings.max_rank, folds, seed, parent_rows)
+        else:
+            found = learn_subspaces_in_span(x, span, partition, settings.max_rank, folds, seed, parent_rows)
+        subspaces.append(found)
+    return Learned(scales, settings, partitions, subspaces)
 
 
 def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: int) -> Partition:
@@ -182,7 +255,12 @@ def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: i
 
 
 def _find_span(
-    x: np.ndarray, settings: DictionarySettings, partition: Partition, folds: np.ndarray | None, seed: int
+    x: np.ndarray,
+    is_observed: np.ndarray | None,
+    settings: DictionarySettings,
+    partition: Partition,
+    folds: np.ndarray | None,
+    seed: int,
 ) -> Span | None:
     assert settings.max_rank is not None
     if settings.shared_span is None:
@@ -190,11 +268,9 @@ def _find_span(
     if settings.shared_span.rank is not None:
         span = learn_span(x, folds, seed).leading(settings.shared_span.rank)
         return span if span.bases.shape[2] > 0 else None  # too few rows for any direction
-    return (
-        None
-        if folds is None
-        else choose_span(x, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0)
-    )
+    if folds is None:
+        return None
+    return choose_span(x, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0, is_observed)
 
 
 def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySettings:
@@ -206,27 +282,51 @@ def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySet
     return dataclasses.replace(settings, shared_span=SharedSpan(rank), max_rank=min(settings.max_rank, rank))
 
 
-def _learn_dictionary(
-    x: np.ndarray,
-    partition: Partition,
-    settings: DictionarySettings,
-    span: Span | None,
-    folds: np.ndarray | None,
-    seed: int,
+def _freeze_tree(
+    x: np.ndarray, is_complete: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None
 ) -> tuple[Dictionary, Statistics]:
-    assert settings.max_rank is not None
-    if span is None:
-        subspaces = learn_subspaces(x, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0)
-    else:
-        subspaces = learn_subspaces_in_span(
-            x, span, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0
-        )
+    """The dictionary of all rows, and the complete rows' statistics from those that left them out."""
     frozen = freeze(partition, subspaces, 0)
-    if folds is None:
-        rows = [jnp.arange(x.shape[0])]
-        centres, bases = subspaces.centres[:1], subspaces.bases[:1]
-    else:
-        rows = [jnp.asarray(np.flatnonzero(folds == fold)) for fold in range(int(folds.max()) + 1)]
-        centres, bases = subspaces.centres[1:], subspaces.bases[1:]
+    centres, bases = without_folds(subspaces, folds)
+    x = x[is_complete] if not is_complete.all() else x
+    own = np.zeros(x.shape[0], dtype=int) if folds is None else folds[is_complete]
+    rows = [jnp.asarray(np.flatnonzero(own == fold)) for fold in range(centres.shape[0])]
     statistics = cross_fitted_statistics(jnp.asarray(centres), jnp.asarray(bases), frozen, jnp.asarray(x), rows)
     return frozen, statistics
+
+
+def _refill(x: np.ndarray, is_observed: np.ndarray, learned: Learned, folds: np.ndarray | None) -> np.ndarray:
+    """Missing entries at their conditional means, averaged over the trees."""
+    rows = np.flatnonzero(~is_observed.all(axis=1))
+    scaled = (x / learned.scales).astype(x.dtype)
+    total = np.zeros((rows.size, x.shape[1]))
+    wanted = learned.settings.missing_rows.num_candidates
+    for partition, subspaces in zip(learned.partitions, learned.subspaces, strict=True):
+        mixture, order, probability = rank_nodes(scaled, is_observed, partition, subspaces, folds, rows)
+        candidates = order[:, : choose_num_candidates([probability], wanted)]
+        total += conditional_means(scaled, is_observed, mixture, subspaces, folds, rows, candidates)
+    filled = x.copy()
+    filled[rows] = np.where(is_observed[rows], x[rows], total / len(learned.partitions) * learned.scales)
+    return filled
+
+
+def _partial_rows(x: np.ndarray, is_observed: np.ndarray, learned: Learned, folds: np.ndarray | None) -> PartialRows:
+    """What the sampler needs of the rows with missing features, on every tree."""
+    rows = np.flatnonzero(~is_observed.all(axis=1))
+    settings = learned.settings.missing_rows
+    pairs = list(zip(learned.partitions, learned.subspaces, strict=True))
+    ranked = [rank_nodes(x, is_observed, *pair, folds, rows)[1:] for pair in pairs]
+    width = choose_num_candidates([probability for _, probability in ranked], settings.num_candidates)
+    own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
+    grouping = group_rows(is_observed[rows], own, 1)
+    num_groups = settings.num_groups
+    if num_groups is None:
+        rank = learned.subspaces[0].bases.shape[3]
+        matrices = grouping.num_matrices * width
+        num_groups = int(np.clip(np.ceil(matrices * rank**3 / GROUP_COST), 1, 4))
+    grouping = group_rows(is_observed[rows], own, min(num_groups, rows.size))
+    reduced = [
+        reduce_rows(*without_folds(subspaces, folds), x[rows], is_observed[rows], own, order[:, :width], grouping)
+        for (_, subspaces), (order, _) in zip(pairs, ranked, strict=True)
+    ]
+    return stack_trees(reduced)

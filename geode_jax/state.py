@@ -9,15 +9,27 @@ from geode_jax.statistics import Statistics
 from geode_jax.tree import Tree
 
 
+class PartialState(eqx.Module):
+    """What the chain holds of rows with missing features: their nodes, and their drawn statistics there.
+
+    Rows stand in G groups of B, of which a sweep draws one anew, number `turn`. Places without a row have node K.
+    """
+
+    node: Int[Array, "G B"]
+    residual: Float[Array, "G B"]
+    squared: Float[Array, "G B d"]
+    turn: Int[Array, ""]
+
+
 class State(eqx.Module):
     """Parameters of the model, each in the coordinates that keep its digits.
 
-    `node`: membership z. `logit_stop`, `logit_right`: of S and R; logit S is +inf at leaves and absent nodes.
-    `log_neg_log_u`: log(-log u); -log u = log(1 + alpha2 / sigma2) is of order 1/delta, below the range of float32
-    for later directions, while delta * -log u stays of order one. `tau_excess`: tau - 1. `log_stop_concentration`: log
-    a_S, a constant unless it has a prior. `is_active`: directions not
-    removed; a removed one has u = 1 and keeps its last values for its return. `log_ratio`: log of the share of the
-    node's largest variance that a direction had when it was removed.
+    `node`: membership z of the complete rows. `partial`: that of rows with missing features, None without such rows.
+    `logit_stop`, `logit_right`: of S and R; logit S is +inf at leaves and absent nodes. `log_neg_log_u`: log(-log u);
+    -log u = log(1 + alpha2 / sigma2) is of order 1/delta, below the range of float32 for later directions, while delta
+    * -log u stays of order one. `tau_excess`: tau - 1. `log_stop_concentration`: log a_S, a constant unless it has a
+    prior. `is_active`: directions not removed; a removed one has u = 1 and keeps its last values for its return.
+    `log_ratio`: log of the share of the node's largest variance that a direction had when it was removed.
     """
 
     node: Int[Array, "n"]
@@ -29,6 +41,7 @@ class State(eqx.Module):
     log_stop_concentration: Float[Array, ""]
     is_active: Bool[Array, "K d"]
     log_ratio: Float[Array, "K d"]
+    partial: PartialState | None = None
 
     @property
     def neg_log_u(self) -> Float[Array, "K d"]:
@@ -54,19 +67,27 @@ class NodeSums(eqx.Module):
     squared: Float[Array, "K d"]
 
 
-def node_sums(statistics: Statistics, node: Int[Array, "n"]) -> NodeSums:
-    """Gather each row's statistics at its node and add them up; no one-hot products."""
+def node_sums(state: State, statistics: Statistics) -> NodeSums:
+    """Sums over all rows at the nodes that hold them; `statistics` are those of the complete rows."""
     num_nodes, num_rows = statistics.residual.shape
     rows = jnp.arange(num_rows)
+    # gather each row's statistics at its node and add them up: no one-hot products
+    sums = _sums(state.node, statistics.residual[state.node, rows], statistics.squared[state.node, rows], num_nodes)
+    if state.partial is None:
+        return sums
+    partial = state.partial
+    squared = partial.squared.reshape(-1, partial.squared.shape[-1])
+    more = _sums(partial.node.reshape(-1), partial.residual.reshape(-1), squared, num_nodes)
+    return jax.tree.map(jnp.add, sums, more)
+
+
+def _sums(node: Array, residual: Array, squared: Array, num_nodes: int) -> NodeSums:
+    """Rows at node K are dropped."""
 
     def total(values: Array) -> Array:
         return jax.ops.segment_sum(values, node, num_nodes)
 
-    return NodeSums(
-        count=total(jnp.ones(num_rows, statistics.residual.dtype)),
-        residual=total(statistics.residual[node, rows]),
-        squared=total(statistics.squared[node, rows]),
-    )
+    return NodeSums(count=total(jnp.ones_like(residual)), residual=total(residual), squared=total(squared))
 
 
 def log_normal_constants(

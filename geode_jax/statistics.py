@@ -55,10 +55,16 @@ def cross_fitted_statistics(
     Folds are padded to one length, so that one compilation serves all.
     """
     longest = max(rows.size for rows in rows_of_fold)
+    if longest == 0:  # no complete row
+        return Statistics(
+            jnp.zeros((bases.shape[1], 0), x.dtype), jnp.zeros((bases.shape[1], 0, bases.shape[3]), x.dtype)
+        )
     num_nodes, max_rank = bases.shape[1], bases.shape[3]
     residual = jnp.zeros((num_nodes, x.shape[0]), x.dtype)
     squared = jnp.zeros((num_nodes, x.shape[0], max_rank), x.dtype)
     for fold, rows in enumerate(rows_of_fold):
+        if rows.size == 0:
+            continue
         dictionary = eqx.tree_at(lambda it: (it.centres, it.bases), tree_dictionary, (centres[fold], bases[fold]))
         padded = jnp.resize(rows, (longest,))  # repeats the fold's own rows: the same values are written twice
         found = statistics_of(dictionary, x[padded])

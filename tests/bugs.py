@@ -1,6 +1,7 @@
 """Bugs to plant in the sampler: each a context manager under which one formula is wrong.
 
-`python -m benchmarks.proofs` runs every proof under every bug; `SLICE` are those of the slice sampler.
+`python -m benchmarks.proofs` runs every proof under every bug; `SLICE` are those of the slice sampler,
+`MISSING_BUGS` those of rows with missing features.
 """
 
 from unittest import mock
@@ -9,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
+from geode_jax.gibbs import allocation, missing, noise, scales, shrinkage, weights
 from geode_jax.settings import DirectMembership, Prior, PublishedShrinkage, SliceMembership
 
 
@@ -125,6 +126,77 @@ def _concentration_ignored():
 
     return mock.patch.object(weights, "draw", wrong)
 
+
+def _missing_noise_without_rest():
+    """The missing noise outside the directions forgotten: E too small."""
+    original = missing._draw_missing_noise
+
+    def wrong(*arguments):
+        w, rest = original(*arguments)
+        return w, 0.0 * rest
+
+    return mock.patch.object(missing, "_draw_missing_noise", wrong)
+
+
+def _missing_noise_counted_twice():
+    """As many degrees of freedom outside the directions as features are missing."""
+    original = missing._draw_missing_noise
+    return mock.patch.object(missing, "_draw_missing_noise", lambda a, b, m, like: original(a, b, m + 1.0, like))
+
+
+def _missing_filled_with_mean():
+    """Coordinates at their conditional mean instead of a draw."""
+    normal = jax.random.normal
+
+    def draw_group(key, state, group, tree):
+        with mock.patch.object(jax.random, "normal", lambda *a, **k: 0.0 * normal(*a, **k)):
+            return original(key, state, group, tree)
+
+    original = missing.draw_group
+    return mock.patch.object(missing, "draw_group", draw_group)
+
+
+def _missing_node_without_determinant():
+    """Membership without the determinant."""
+    original = missing.latent_from
+
+    def wrong(amplitude, factor, cross):
+        latent = original(amplitude, factor, cross)
+        return latent._replace(log_det=0.0 * latent.log_det)
+
+    return mock.patch.object(missing, "latent_from", wrong)
+
+
+def _missing_without_inherited():
+    """Z from the observed part only: what the missing features inherit from eta is forgotten."""
+    original = missing._times
+    calls = []
+
+    def wrong(matrix, vector):
+        calls.append(None)
+        return (0.0 if len(calls) % 3 == 0 else 1.0) * original(matrix, vector)
+
+    return mock.patch.object(missing, "_times", wrong)
+
+
+def _missing_node_forgets_weights():
+    original = missing.score
+
+    def wrong(state, group, tree):
+        even = eqx.tree_at(lambda it: it.logit_right, state, jnp.zeros_like(state.logit_right))
+        return original(even, group, tree)
+
+    return mock.patch.object(missing, "score", wrong)
+
+
+MISSING_BUGS = {
+    "missing noise without rest": _missing_noise_without_rest,
+    "missing noise counted twice": _missing_noise_counted_twice,
+    "mean instead of draw": _missing_filled_with_mean,
+    "node without determinant": _missing_node_without_determinant,
+    "Z without inherited part": _missing_without_inherited,
+    "node ignores R": _missing_node_forgets_weights,
+}
 
 BUGS = {
     "u without + 1": _drop_plus_one,

@@ -6,6 +6,8 @@ import numpy as np
 
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.sweep import Problem
+from geode_jax.math.lowrank import masked_gram, missing_root
+from geode_jax.partial_rows import PartialRows
 from geode_jax.settings import DirectMembership, ExactShrinkage, GammaPrior, Prior
 from geode_jax.state import State, node_sums
 from geode_jax.statistics import statistics_of
@@ -70,6 +72,7 @@ def make_problem(dictionary, x, prior=PRIOR, shrinkage=None, membership=None):
     return Problem(
         tree=dictionary.tree,
         statistics=statistics_of(dictionary, x),
+        partial=None,
         is_available=dictionary.is_available & dictionary.tree.is_present[:, None],
         prior=prior,
         shrinkage=ExactShrinkage() if shrinkage is None else shrinkage,
@@ -78,8 +81,52 @@ def make_problem(dictionary, x, prior=PRIOR, shrinkage=None, membership=None):
     )
 
 
+# Observed features of the rows with missing ones: every count of missing features from 1 to 4, below, at and above the
+# rank, and one pattern twice.
+MASK = np.array(
+    [[0, 1, 1, 1, 1], [1, 0, 1, 0, 1], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 1, 0, 1], [1, 1, 0, 0, 0]], float
+)
+
+
+def make_partial_rows(dictionary, x, mask=MASK, num_groups=2):
+    """Rows with missing features at all present nodes, without the package's code for building them.
+
+    No Cholesky factor depends on x, so that it may stand beside the sampler's in one program.
+    """
+    nodes = np.flatnonzero(np.asarray(dictionary.tree.is_present))
+    mask = jnp.asarray(mask, x.dtype)
+    centred = mask[:, None] * (x[:, None] - dictionary.centres[nodes])
+    basis = dictionary.bases[nodes]
+    cross = jnp.einsum("bmD,mDd->bmd", centred, basis)
+    start = 0.7 * cross + 0.1
+    error = centred - mask[:, None] * jnp.einsum("mDd,bmd->bmD", basis, start)
+    rows, rank = mask.shape[0], basis.shape[-1]
+    gram, root = (
+        jnp.stack([function(part, one) for one in basis], axis=1)
+        for function, part in ((masked_gram, mask), (missing_root, 1 - mask))
+    )
+
+    def grouped(values, *shape):
+        return jnp.reshape(jnp.asarray(values), (num_groups, -1, *shape))
+
+    count = nodes.size
+    return PartialRows(
+        node=grouped(np.tile(nodes, (rows, 1)).astype(np.int32), count),
+        entry=None,
+        entry_node=grouped(np.tile(nodes, (rows, 1)).astype(np.int32)),
+        gram=grouped(gram, rank, rank),
+        root=grouped(root, rank, rank),
+        cross=grouped(cross, count, rank),
+        start=grouped(start, count, rank),
+        remainder=grouped(jnp.einsum("bmD,mDd->bmd", error, basis), count, rank),
+        residual=grouped(jnp.square(error).sum(axis=-1), count),
+        num_observed=grouped(mask.sum(axis=1)),
+        num_missing=grouped((1 - mask).sum(axis=1)),
+    )
+
+
 def sums_of(problem: Problem, state: State):
-    return node_sums(problem.statistics, state.node)
+    return node_sums(state, problem.statistics)
 
 
 def keys(seed, count):

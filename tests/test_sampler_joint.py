@@ -71,13 +71,18 @@ def z_scores(shrinkage_settings, membership, bug=None, num_chains=NUM_CHAINS):
         return _functions(small.make_problem(dictionary, x), state)
 
     with BUGS[bug]() if bug else contextlib.nullcontext():
-        after = np.asarray(jax.jit(jax.vmap(chain))(small.keys(5, num_chains)), np.float64)
-    before = np.asarray(jax.jit(jax.vmap(fresh))(small.keys(6, num_chains)), np.float64)
+        after = jax.jit(jax.vmap(chain))(small.keys(5, num_chains))
+    return compare(jax.jit(jax.vmap(fresh))(small.keys(6, num_chains)), after)
+
+
+def compare(before, after):
+    """(z statistics of the means of all functions and their products, the limit for the largest of them)."""
+    before, after = (np.asarray(part, np.float64) for part in (before, after))
     centre, spread = before.mean(axis=0), before.std(axis=0)
     before, after = (before - centre) / spread, (after - centre) / spread
     first, second = np.triu_indices(before.shape[1])
     before, after = (np.hstack([part, part[:, first] * part[:, second]]) for part in (before, after))
-    error = np.sqrt((before.var(axis=0) + after.var(axis=0)) / num_chains)
+    error = np.sqrt((before.var(axis=0) + after.var(axis=0)) / before.shape[0])
     z = (after.mean(axis=0) - before.mean(axis=0)) / error
     return z, stats.norm.isf(0.5 * LEVEL / z.size)
 

@@ -2,8 +2,11 @@
 
 The mixture of the model with one variance per node and direction and one noise level per scale, fitted by a few steps
 of EM to cross-fitted statistics. On held-out data its differences between dictionaries predict those of the full model
-(`python -m benchmarks.choices`), for a small part of the cost.
+(`python -m benchmarks.choices`), for a small part of the cost. Rows with missing features count by the observed ones,
+at the coordinates of what they were filled with.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -12,17 +15,65 @@ from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces
 
 NUM_STEPS = 25
-# Rows beyond this many are left out of the score, not of the dictionary.
+# Rows beyond this many are left out of the fit, not of the dictionary.
 LARGEST_SAMPLE = 4000
 
 
+class QuickMixture(NamedTuple):
+    """Parameters at the present `nodes`: log weights and noise variances (K',), variances along directions (K', d)."""
+
+    nodes: np.ndarray
+    log_weight: np.ndarray
+    noise: np.ndarray
+    variance: np.ndarray
+    has_direction: np.ndarray
+
+    def log_densities(
+        self, residual: np.ndarray, squared: np.ndarray, num_observed: np.ndarray, num_features: int
+    ) -> np.ndarray:
+        """``log pi + log N`` of rows at the nodes, (K', n), from their statistics there."""
+        ratio = np.where(self.has_direction, self.variance / self.noise[:, None], 1.0)
+        # a direction is seen through the share of features that is observed
+        counts, which = np.unique(num_observed, return_inverse=True)
+        spread = np.stack([np.log1p((ratio - 1.0) * (count / num_features)).sum(axis=1) for count in counts], axis=1)
+        constant = np.log(2 * np.pi * self.noise)[:, None] * num_observed + spread[:, which]
+        along = np.einsum("knd,kd->kn", squared, self.has_direction / self.variance, optimize=True)
+        return self.log_weight[:, None] - 0.5 * (constant + residual / self.noise[:, None] + along)
+
+
 def cross_fitted_log_likelihood(
-    x: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray
+    x: np.ndarray,
+    partition: Partition,
+    subspaces: Subspaces,
+    folds: np.ndarray,
+    is_observed: np.ndarray | None = None,
 ) -> np.ndarray:
     """Log density of (a sample of) the rows under a mixture fitted to their cross-fitted statistics, (rows,)."""
-    rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], LARGEST_SAMPLE)).astype(int)
+    rows = sample_of(x.shape[0])
+    mixture, statistics = _fit(x, partition, subspaces, folds, is_observed)
+    count = np.full(rows.size, x.shape[1]) if is_observed is None else is_observed[rows].sum(axis=1)
+    return special.logsumexp(mixture.log_densities(*statistics, count, x.shape[1]), axis=0)
+
+
+def sample_of(num_rows: int) -> np.ndarray:
+    """Indices of the rows that the mixture is fitted to."""
+    return np.linspace(0, num_rows - 1, min(num_rows, LARGEST_SAMPLE)).astype(int)
+
+
+def fit_quick_mixture(
+    x: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
+) -> QuickMixture:
+    """The mixture alone; without `folds`, fitted to in-sample statistics."""
+    return _fit(x, partition, subspaces, folds, is_observed)[0]
+
+
+def _fit(
+    x: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
+) -> tuple[QuickMixture, tuple[np.ndarray, np.ndarray]]:
+    rows = sample_of(x.shape[0])
     nodes = np.flatnonzero(partition.is_present)
-    residual, squared = _statistics(x[rows], folds[rows], subspaces, nodes)
+    seen = None if is_observed is None else is_observed[rows]
+    residual, squared = statistics_at(x[rows], None if folds is None else folds[rows], subspaces, nodes, seen)
     ranks = subspaces.ranks[nodes]
     has_direction = np.arange(squared.shape[2]) < ranks[:, None]
     scale = np.floor(np.log2(nodes + 1)).astype(int)
@@ -31,41 +82,47 @@ def cross_fitted_log_likelihood(
         member[index, partition.cells[node]] = True
     share = member[:, rows] / member[:, rows].sum(axis=0)
     num_features = x.shape[1]
-    log_density = np.zeros((nodes.size, rows.size))
+    num_observed = np.full(rows.size, num_features) if seen is None else seen.sum(axis=1)
+    freedom_per_feature = 1.0 - ranks / num_features
     for _ in range(NUM_STEPS):
         count = share.sum(axis=1)
         noise = np.empty(scale.max() + 1)
         for level in range(noise.size):
             at = scale == level
             # one row's worth of the average noise keeps empty scales proper
-            freedom = (count[at] * (num_features - ranks[at])).sum()
+            freedom = (freedom_per_feature[at] * (share[at] @ num_observed)).sum()
             noise[level] = ((share[at] * residual[at]).sum() + 1.0) / (freedom + 1.0)
-        noise_at = noise[scale][:, None]
+        noise_at = noise[scale]
         second = np.einsum("kn,knd->kd", share, squared, optimize=True)
-        variance = np.maximum((second + 3.0 * noise_at) / (count[:, None] + 3.0), noise_at)
-        constant = num_features * np.log(2 * np.pi * noise_at[:, 0]) + np.sum(
-            np.log(variance / noise_at) * has_direction, axis=1
-        )
-        along = np.einsum("knd,kd->kn", squared, has_direction / variance, optimize=True)
+        variance = np.maximum((second + 3.0 * noise_at[:, None]) / (count[:, None] + 3.0), noise_at[:, None])
         log_weight = np.log((count + 0.5) / (rows.size + 0.5 * nodes.size))
-        log_density = log_weight[:, None] - 0.5 * (constant[:, None] + residual / noise_at + along)
-        share = special.softmax(log_density, axis=0)
-    return special.logsumexp(log_density, axis=0)
+        mixture = QuickMixture(nodes, log_weight, noise_at, variance, has_direction)
+        share = special.softmax(mixture.log_densities(residual, squared, num_observed, num_features), axis=0)
+    return mixture, (residual, squared)
 
 
-def _statistics(
-    x: np.ndarray, folds: np.ndarray, subspaces: Subspaces, nodes: np.ndarray
+def statistics_at(
+    x: np.ndarray,
+    folds: np.ndarray | None,
+    subspaces: Subspaces,
+    nodes: np.ndarray,
+    is_observed: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Squared residuals (K, n) and squared coordinates (K, n, d) of rows, from the dictionaries without their folds."""
+    """Squared residuals (K', n), over the observed features, and squared coordinates (K', n, d) of rows.
+
+    From the dictionaries without their folds, or without `folds` from that of all rows.
+    """
     num_directions = subspaces.bases.shape[3]
     residual = np.zeros((nodes.size, x.shape[0]), dtype=x.dtype)
     squared = np.zeros((nodes.size, x.shape[0], num_directions), dtype=x.dtype)
-    for fold in range(subspaces.centres.shape[0] - 1):
-        inside = np.flatnonzero(folds == fold)
+    groups = [0] if folds is None else range(1, subspaces.centres.shape[0])
+    for group in groups:
+        inside = np.arange(x.shape[0]) if folds is None else np.flatnonzero(folds == group - 1)
         for index, node in enumerate(nodes):
-            centred = x[inside] - subspaces.centres[1 + fold, node]
-            basis = subspaces.bases[1 + fold, node]
+            centred = x[inside] - subspaces.centres[group, node]
+            basis = subspaces.bases[group, node]
             coordinates = centred @ basis
-            residual[index, inside] = np.square(centred - coordinates @ basis.T).sum(axis=1)
+            error = np.square(centred - coordinates @ basis.T)
+            residual[index, inside] = (error if is_observed is None else error * is_observed[inside]).sum(axis=1)
             squared[index, inside] = np.square(coordinates)
     return residual, squared

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from geode_jax.build.evidence import cross_fitted_log_likelihood
+from geode_jax.build.evidence import cross_fitted_log_likelihood, sample_of
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import assign_folds, learn_subspaces
 
@@ -14,6 +14,7 @@ def learn_feature_scales(
     x: np.ndarray,
     partition: Partition,
     max_rank: int,
+    is_observed: np.ndarray | None = None,
     *,
     num_rounds: int,
     num_folds: int,
@@ -28,7 +29,8 @@ def learn_feature_scales(
     How many directions are signal is not known here. With too few, signal is taken for noise (digits want half of their
     64 features, and lose 3 nats with a tenth); with too many, little is left to estimate the noise from. So three
     numbers are tried, and equal scales too, and the cross-fitted likelihood of the middle scale's cells decides. Beyond
-    half of the features the residual says what is left of a feature, not how noisy it is.
+    half of the features the residual says what is left of a feature, not how noisy it is. Entries that were filled,
+    where `is_observed` is False, count for nothing.
     """
     folds = assign_folds(x.shape[0], num_folds, np.random.default_rng(seed))
     covering = partition.nodes_at((partition.depth + 1) // 2)
@@ -36,24 +38,37 @@ def learn_feature_scales(
     largest = min(max_rank, max(1, x.shape[1] // 2))
     ranks = dict.fromkeys(max(1, largest // part) for part in (1, 4, 16))
     candidates = [np.ones(x.shape[1])]
-    candidates += [_scales_off_subspaces(x, middle, folds, rank, num_rounds, floor, seed) for rank in ranks]
+    candidates += [
+        _scales_off_subspaces(x, middle, folds, is_observed, rank, num_rounds, floor, seed) for rank in ranks
+    ]
 
     def score(scales: np.ndarray) -> float:
         scaled = (x / scales).astype(x.dtype)
         subspaces = learn_subspaces(scaled, middle, max_rank, folds, seed)
-        return float(cross_fitted_log_likelihood(scaled, middle, subspaces, folds).mean())
+        log_density = cross_fitted_log_likelihood(scaled, middle, subspaces, folds, is_observed)
+        # the logs of all scales add up to 0, those of a row's observed features need not
+        rows = sample_of(x.shape[0])
+        jacobian = 0.0 if is_observed is None else is_observed[rows] @ np.log(scales)
+        return float((log_density - jacobian).mean())
 
     return max(candidates, key=score)
 
 
 def _scales_off_subspaces(
-    x: np.ndarray, cells: Partition, folds: np.ndarray, rank: int, num_rounds: int, floor: float, seed: int
+    x: np.ndarray,
+    cells: Partition,
+    folds: np.ndarray,
+    is_observed: np.ndarray | None,
+    rank: int,
+    num_rounds: int,
+    floor: float,
+    seed: int,
 ) -> np.ndarray:
     """Noise scales where `rank` directions are signal."""
     scales = np.ones(x.shape[1])
     for _ in range(num_rounds):
         scaled = (x / scales).astype(x.dtype)
-        residual = np.sqrt(_residual_mean_square(scaled, cells, folds, rank, seed))
+        residual = np.sqrt(_residual_mean_square(scaled, cells, folds, is_observed, rank, seed))
         if not residual.mean() > 0.0:  # no noise at all: nothing to tell the features apart by
             break
         updated = scales * residual
@@ -62,7 +77,9 @@ def _scales_off_subspaces(
     return scales
 
 
-def _residual_mean_square(x: np.ndarray, cells: Partition, folds: np.ndarray, max_rank: int, seed: int) -> np.ndarray:
+def _residual_mean_square(
+    x: np.ndarray, cells: Partition, folds: np.ndarray, is_observed: np.ndarray | None, max_rank: int, seed: int
+) -> np.ndarray:
     """Mean over the rows of the squared held-out residual, per feature, as the noise alone would have it.
 
     Off a subspace the noise of feature j keeps the share ``1 - h_j`` of its variance, with ``h_j`` the squared norm of
@@ -78,6 +95,8 @@ def _residual_mean_square(x: np.ndarray, cells: Partition, folds: np.ndarray, ma
             centred = x[inside] - subspaces.centres[1 + fold, node]
             basis = subspaces.bases[1 + fold, node]
             residual = centred - (centred @ basis) @ basis.T
+            if is_observed is not None:
+                residual *= is_observed[inside]
             kept = np.maximum(1.0 - np.square(basis, dtype=np.float64).sum(axis=1), SMALLEST_SHARE)
             total += np.square(residual, dtype=np.float64).sum(axis=0) / kept
-    return total / x.shape[0]
+    return total / (x.shape[0] if is_observed is None else is_observed.sum(axis=0))

@@ -99,7 +99,13 @@ def _at_least_one(rows: np.ndarray | None, whole: np.ndarray | None) -> np.ndarr
 
 
 def choose_span(
-    x: np.ndarray, partition: Partition, max_rank: int, folds: np.ndarray, seed: int, parent_rows: float = 0.0
+    x: np.ndarray,
+    partition: Partition,
+    max_rank: int,
+    folds: np.ndarray,
+    seed: int,
+    parent_rows: float = 0.0,
+    is_observed: np.ndarray | None = None,
 ) -> Span | None:
     """The span with which one tree's dictionary describes held-out rows best; None where that is no span at all.
 
@@ -112,11 +118,11 @@ def choose_span(
         return None
     rank, best, best_gain = span_rank(x, whole, folds), None, 0.0
     own = learn_subspaces(x, partition, max_rank, folds, seed, parent_rows)
-    without = cross_fitted_log_likelihood(x, partition, own, folds)
+    without = cross_fitted_log_likelihood(x, partition, own, folds, is_observed)
     while rank < whole.bases.shape[2] and 2 * rank <= x.shape[1]:
         span = whole.leading(rank)
         found = learn_subspaces_in_span(x, span, partition, max_rank, folds, seed, parent_rows)
-        gain = cross_fitted_log_likelihood(x, partition, found, folds) - without
+        gain = cross_fitted_log_likelihood(x, partition, found, folds, is_observed) - without
         if gain.mean() > max(best_gain, 2.0 * gain.std() / np.sqrt(gain.size)):
             best, best_gain = span, gain.mean()
         rank *= 2

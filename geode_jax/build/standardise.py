@@ -13,24 +13,26 @@ class Frame(NamedTuple):
 
 
 def learn_frame(data: np.ndarray) -> Frame:
-    """Shift to the column means, divide by the root-mean-square deviation over all entries.
+    """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
 
-    Raises ValueError where all rows are equal: there is no spread to set a unit by.
+    Every column needs one. Raises ValueError where all rows are equal: there is no spread to set a unit by.
     """
-    shift = data.mean(axis=0, dtype=np.float64)
+    has_missing = np.isnan(data.min())
+    mean, maximum = (np.nanmean, np.nanmax) if has_missing else (np.mean, np.max)  # the former copy the data
+    shift = np.asarray(mean(data, axis=0, dtype=np.float64))
     deviation = data - shift
-    largest = float(np.abs(deviation).max())
+    largest = float(maximum(np.abs(deviation)))
     # Rounding of the mean leaves deviations of a few ulp in data without any spread.
-    noise_floor = 8 * np.finfo(data.dtype).eps * float(np.abs(data).max())
+    noise_floor = 8 * np.finfo(data.dtype).eps * float(maximum(np.abs(data)))
     if not np.isfinite(largest):
         raise ValueError("X: expected a finite spread, but deviations from the column means overflow")
     if largest <= noise_floor:
         raise ValueError("X: expected at least two different rows, but all rows are equal")
     deviation /= largest
-    scale = largest * np.sqrt(np.mean(np.square(deviation)))
+    scale = largest * np.sqrt(mean(np.square(deviation)))
     return Frame(shift, np.full(data.shape[1], scale))
 
 
 def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
-    """Coordinates of the model, (n, D); the subtraction is in float64 so that a far-off origin costs no digits."""
+    """Coordinates of the model, (n, D), NaN where the data are; subtracted in float64, so that a far-off origin costs no digits."""
     return ((data - frame.shift) / frame.scale).astype(dtype)

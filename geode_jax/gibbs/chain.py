@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from geode_jax._typing import Array, Bool, Float, Int, KeyArray
-from geode_jax.gibbs import rank
+from geode_jax.gibbs import missing, rank
 from geode_jax.gibbs.sweep import Problem, sweep
 from geode_jax.model import log_joint, sample_log_stop_concentration
 from geode_jax.settings import RankAdaptation
@@ -53,7 +53,9 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
     fine nodes. The noise level is that of the rows at their nodes times a log-normal factor, tau and a_S come from
     their priors, and u starts at 1/2 as in the author's code.
     """
-    key_scale, key_row, key_noise, key_tau, key_stop, key_right, key_concentration = jax.random.split(key, 7)
+    key_scale, key_row, key_noise, key_tau, key_stop, key_right, key_concentration, key_partial = jax.random.split(
+        key, 8
+    )
     statistics, tree = problem.statistics, problem.tree
     num_rows = statistics.residual.shape[1]
     dtype = statistics.residual.dtype
@@ -64,12 +66,9 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
     may_hold = tree.is_present[:, None] & ((scale == row_scale) | (tree.is_leaf[:, None] & (scale < row_scale)))
     distance = statistics.residual + 0.5 * statistics.squared.sum(axis=-1)
     node = jnp.argmin(jnp.where(may_hold, distance, jnp.inf), axis=0).astype(jnp.int32)
-    sums = node_sums(statistics, node)
-
-    count = jnp.maximum(tree.sum_over_scales(sums.count), 1.0)
-    level = tree.sum_over_scales(sums.residual) / (count * problem.num_features)
-    overall = jnp.maximum(sums.residual.sum() / (num_rows * problem.num_features), 1e-6)
-    jitter = 0.5 * jax.random.normal(key_noise, (tree.num_scales,), dtype)
+    partial = None
+    if problem.partial is not None:
+        partial = missing.start(key_partial, log_scale_weights, problem.partial, tree, problem.num_features)
     shape = problem.is_available.shape
     spread = [1.5 * jax.random.normal(k, (tree.num_nodes,), dtype) for k in (key_stop, key_right)]
     state = State(
@@ -78,11 +77,20 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
         logit_right=jnp.where(tree.is_internal, spread[1], 0.0),
         log_neg_log_u=jnp.full(shape, jnp.log(jnp.log(2.0)), dtype),
         tau_excess=jax.random.exponential(key_tau, shape, dtype) / problem.prior.tau_rate,
-        log_sigma2=jnp.log(jnp.where(level > 1e-6, level, overall)) + jitter,
+        log_sigma2=jnp.zeros(tree.num_scales, dtype),
         log_stop_concentration=sample_log_stop_concentration(key_concentration, problem.prior, dtype),
         is_active=problem.is_available,
         log_ratio=jnp.zeros(shape, dtype),
+        partial=partial,
     )
+    sums = node_sums(state, statistics)
+
+    count = jnp.maximum(tree.sum_over_scales(sums.count), 1.0)
+    level = tree.sum_over_scales(sums.residual) / (count * problem.num_features)
+    overall = jnp.maximum(sums.residual.sum() / (sums.count.sum() * problem.num_features), 1e-6)
+    jitter = 0.5 * jax.random.normal(key_noise, (tree.num_scales,), dtype)
+    log_sigma2 = jnp.log(jnp.where(level > 1e-6, level, overall)) + jitter
+    state = eqx.tree_at(lambda it: it.log_sigma2, state, log_sigma2)
     tallies = Adaptation(jnp.zeros(shape, dtype), jnp.zeros((), dtype))
     return Chain(state, sums, jnp.zeros(shape[0], jnp.int32), tallies)
 

@@ -4,7 +4,8 @@ import equinox as eqx
 import jax
 
 from geode_jax._typing import Array, KeyArray
-from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
+from geode_jax.gibbs import allocation, missing, noise, scales, shrinkage, weights
+from geode_jax.partial_rows import PartialRows
 from geode_jax.settings import DirectMembership, ExactShrinkage, Prior, PublishedShrinkage, SliceMembership
 from geode_jax.state import NodeSums, State, node_sums
 from geode_jax.statistics import Statistics
@@ -12,10 +13,14 @@ from geode_jax.tree import Tree
 
 
 class Problem(eqx.Module):
-    """What stays fixed during sampling: the tree, the rows' statistics, and the model's constants."""
+    """What stays fixed during sampling: the tree, the rows' statistics, and the model's constants.
+
+    `statistics` are those of the complete rows, `partial` those of rows with missing features (None without such rows).
+    """
 
     tree: Tree
     statistics: Statistics
+    partial: PartialRows | None
     is_available: Array
     prior: Prior = eqx.field(static=True)
     shrinkage: ExactShrinkage | PublishedShrinkage = eqx.field(static=True)
@@ -24,8 +29,8 @@ class Problem(eqx.Module):
 
 
 def sweep(key: KeyArray, state: State, sums: NodeSums, problem: Problem) -> tuple[State, NodeSums]:
-    """New state and its node sums; `sums` are those of `state.node`."""
-    key_u, key_tau, key_noise, key_weights, key_concentration, key_node = jax.random.split(key, 6)
+    """New state and its node sums; `sums` are those of `state`."""
+    key_u, key_tau, key_noise, key_weights, key_concentration, key_node, key_missing = jax.random.split(key, 7)
     tree, prior, num_features = problem.tree, problem.prior, problem.num_features
 
     log_neg_log_u = scales.draw(key_u, state, sums, tree, problem.shrinkage)
@@ -45,4 +50,9 @@ def sweep(key: KeyArray, state: State, sums: NodeSums, problem: Problem) -> tupl
     state = eqx.tree_at(lambda it: it.log_stop_concentration, state, log_stop_concentration)
     draw_node = allocation.draw if isinstance(problem.membership, DirectMembership) else allocation.draw_sliced
     node = draw_node(key_node, state, problem.statistics, tree, num_features)
-    return eqx.tree_at(lambda it: it.node, state, node), node_sums(problem.statistics, node)
+    state = eqx.tree_at(lambda it: it.node, state, node)
+    if problem.partial is not None:
+        assert state.partial is not None
+        partial = missing.draw(key_missing, state, state.partial, problem.partial, tree)
+        state = eqx.tree_at(lambda it: it.partial, state, partial)
+    return state, node_sums(state, problem.statistics)

@@ -59,14 +59,10 @@ def observe(
 
     `is_observed` holds ones and zeros; `x` is finite, with anything at missing entries.
     """
-    rank = basis.shape[1]
-    ridge = 1e-5 if x.dtype == jnp.float32 else 1e-10
-    products = (basis[:, :, None] * basis[:, None, :]).reshape(basis.shape[0], -1)
-    gram = jnp.matmul(is_observed, products, precision=HIGHEST).reshape(-1, rank, rank)
+    gram = masked_gram(is_observed, basis)
     centred = is_observed * (x - centre)
     cross = jnp.matmul(centred, basis, precision=HIGHEST)
-    factor = jnp.linalg.cholesky(gram + ridge * jnp.eye(rank, dtype=x.dtype))
-    start = solve_factored(factor, cross)
+    start = solve_factored(_ridged_factor(gram), cross)
     error = centred - is_observed * jnp.matmul(start, basis.T, precision=HIGHEST)
     return Observed(
         gram=gram,
@@ -78,24 +74,62 @@ def observe(
     )
 
 
+def masked_gram(mask: Float[Array, "b D"], basis: Float[Array, "D d"]) -> Float[Array, "b d d"]:
+    """Inner products of the basis' columns over the features of each mask."""
+    rank = basis.shape[1]
+    products = (basis[:, :, None] * basis[:, None, :]).reshape(basis.shape[0], -1)
+    return jnp.matmul(mask, products, precision=HIGHEST).reshape(-1, rank, rank)
+
+
+def missing_root(is_missing: Float[Array, "b D"], basis: Float[Array, "D d"]) -> Float[Array, "b d d"]:
+    """A root L of the products over the missing features, ``L L' = Phi_M'Phi_M``.
+
+    With m missing features only the first min(m, d) columns are not zero, so that ``Phi_M'eps = L w`` where the norm
+    of eps splits into that of w, in min(m, d) dimensions, and an independent rest.
+    """
+    num_features, rank = basis.shape
+    few = min(rank, num_features)
+    order = lax.top_k(is_missing, few)[1]
+    taken = jnp.take_along_axis(is_missing, order, axis=1)
+    by_feature = jnp.swapaxes(basis[order] * taken[..., None], -1, -2)
+    by_feature = jnp.pad(by_feature, ((0, 0), (0, 0), (0, rank - few)))
+    has_direction = jnp.any(basis != 0.0, axis=0)[:, None]
+    factor = has_direction * _ridged_factor(masked_gram(is_missing, basis))
+    return jnp.where((is_missing.sum(axis=1) < rank)[:, None, None], by_feature, factor)
+
+
+def _ridged_factor(gram: Float[Array, "*batch d d"]) -> Float[Array, "*batch d d"]:
+    """Cholesky factor of a Gram matrix that may be singular."""
+    ridge = 1e-5 if gram.dtype == jnp.float32 else 1e-10
+    return jnp.linalg.cholesky(gram + ridge * jnp.eye(gram.shape[-1], dtype=gram.dtype))
+
+
 def solve_factored(factor: Float[Array, "*batch d d"], right: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
     """Solve ``L L' x = right``."""
     half = lax.linalg.triangular_solve(factor, right[..., None], left_side=True, lower=True)
     return lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)[..., 0]
 
 
-def _system(observed: Observed, neg_log_u: Float[Array, "*batch d"]) -> tuple[Array, Array]:
+def posterior_system(
+    gram: Float[Array, "*batch d d"], neg_log_u: Float[Array, "*batch d"]
+) -> tuple[Float[Array, "*batch d"], Float[Array, "*batch d d"]]:
     """(a, Cholesky factor of M), with s = expm1(-log u)."""
     amplitude = jnp.sqrt(jnp.expm1(neg_log_u))
-    scaled = amplitude[..., :, None] * observed.gram * amplitude[..., None, :]
+    scaled = amplitude[..., :, None] * gram * amplitude[..., None, :]
     return amplitude, jnp.linalg.cholesky(scaled + jnp.eye(amplitude.shape[-1], dtype=amplitude.dtype))
 
 
 def latent_given(observed: Observed, neg_log_u: Float[Array, "*batch d"]) -> Latent:
     """Mean of the coordinates given the observed part, for :func:`log_marginal`."""
-    amplitude, factor = _system(observed, neg_log_u)
+    return latent_from(*posterior_system(observed.gram, neg_log_u), observed.cross)
+
+
+def latent_from(
+    amplitude: Float[Array, "*batch d"], factor: Float[Array, "*batch d d"], cross: Float[Array, "*batch d"]
+) -> Latent:
+    """:func:`latent_given` where the system is factored already."""
     log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
-    return Latent(amplitude * solve_factored(factor, amplitude * observed.cross), log_det)
+    return Latent(amplitude * solve_factored(factor, amplitude * cross), log_det)
 
 
 def latent_root(
@@ -105,7 +139,7 @@ def latent_root(
 
     H = L^{-1} diag(a) with L L' = M, and eta* = H' L^{-1} a C: one triangular solve gives both.
     """
-    amplitude, factor = _system(observed, neg_log_u)
+    amplitude, factor = posterior_system(observed.gram, neg_log_u)
     diagonal = jnp.eye(amplitude.shape[-1], dtype=amplitude.dtype) * amplitude[..., None, :]
     right = jnp.concatenate([diagonal, (amplitude * observed.cross)[..., :, None]], axis=-1)
     solved = lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)

@@ -1,0 +1,118 @@
+"""Candidate nodes of rows with missing features, and their conditional means: stage one fills and refines by these.
+
+Both under the quick mixture of `build/evidence.py`, from the dictionaries that left the row's fold out: a row must not
+be filled from what it was filled with before.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from geode_jax._typing import Array
+from geode_jax.build.evidence import QuickMixture, fit_quick_mixture, statistics_at
+from geode_jax.build.partition import Partition
+from geode_jax.build.subspace import Subspaces
+from geode_jax.math.lowrank import latent_given, log_marginal
+from geode_jax.partial_rows import PartialRows, group_rows, reduce_rows
+
+# Candidates hold all but this share of the average row's posterior mass, under the quick mixture.
+LOST_SHARE = 1e-4
+FEWEST_CANDIDATES, MOST_CANDIDATES = 4, 16
+_BLOCK = 1024
+_LARGE_BLOCK, _GROUP = 4096, 256  # rows whose matrices are held at once, and rows in one system of equations
+
+
+def rank_nodes(
+    x: np.ndarray,
+    is_observed: np.ndarray,
+    partition: Partition,
+    subspaces: Subspaces,
+    folds: np.ndarray | None,
+    rows: np.ndarray,
+) -> tuple[QuickMixture, np.ndarray, np.ndarray]:
+    """(the mixture, nodes best first, their probabilities), (n_m, K') each, for the given rows of filled data x."""
+    mixture = fit_quick_mixture(x, partition, subspaces, folds, is_observed)
+    order, probability = [], []
+    for start in range(0, rows.size, _BLOCK):
+        index = rows[start : start + _BLOCK]
+        own = None if folds is None else folds[index]
+        statistics = statistics_at(x[index], own, subspaces, mixture.nodes, is_observed[index])
+        score = mixture.log_densities(*statistics, is_observed[index].sum(axis=1), x.shape[1]).T
+        best = np.argsort(-score, axis=1)
+        order.append(mixture.nodes[best])
+        probability.append(special.softmax(np.take_along_axis(score, best, axis=1), axis=1))
+    return mixture, np.concatenate(order), np.concatenate(probability)
+
+
+def choose_num_candidates(probabilities: list[np.ndarray], wanted: int | None) -> int:
+    """Candidates per row: `wanted`, or enough for `LOST_SHARE` on every tree; at most the nodes there are."""
+    most = min(table.shape[1] for table in probabilities)
+    if wanted is not None:
+        return min(wanted, most)
+    lost = np.max([1.0 - np.cumsum(table, axis=1).mean(axis=0)[:most] for table in probabilities], axis=0)
+    enough = int(np.argmax(lost <= LOST_SHARE)) + 1 if (lost <= LOST_SHARE).any() else most
+    return min(most, int(np.clip(enough, FEWEST_CANDIDATES, MOST_CANDIDATES)))
+
+
+def conditional_means(
+    x: np.ndarray,
+    is_observed: np.ndarray,
+    mixture: QuickMixture,
+    subspaces: Subspaces,
+    folds: np.ndarray | None,
+    rows: np.ndarray,
+    candidates: np.ndarray,
+) -> np.ndarray:
+    """Mean of every feature of the given rows given their observed ones, (n_m, D), a block of rows after the other."""
+    blocks = [slice(start, start + _LARGE_BLOCK) for start in range(0, rows.size, _LARGE_BLOCK)]
+    parts = [
+        _means_of_block(x, is_observed, mixture, subspaces, folds, rows[block], candidates[block]) for block in blocks
+    ]
+    return np.concatenate(parts)
+
+
+def _means_of_block(
+    x: np.ndarray,
+    is_observed: np.ndarray,
+    mixture: QuickMixture,
+    subspaces: Subspaces,
+    folds: np.ndarray | None,
+    rows: np.ndarray,
+    candidates: np.ndarray,
+) -> np.ndarray:
+    centres, bases = without_folds(subspaces, folds)
+    own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
+    grouping = group_rows(is_observed[rows], own, -(-rows.size // _GROUP))
+    reduced = reduce_rows(centres, bases, x[rows], is_observed[rows], own, candidates, grouping, with_root=False)
+    place = np.searchsorted(mixture.nodes, candidates)
+    ratio = np.where(mixture.has_direction, mixture.variance / mixture.noise[:, None], 1.0)
+    parameters = (np.log(ratio), np.log(mixture.noise), mixture.log_weight)
+    weight, eta = np.empty(candidates.shape, x.dtype), np.empty((*candidates.shape, bases.shape[3]), x.dtype)
+    for group, members in enumerate(grouping.rows):
+        here = members[members >= 0]
+        one = jax.tree.map(lambda leaf, at=group: leaf[at], reduced)
+        at_slots = (table[place[np.maximum(members, 0)]].astype(x.dtype) for table in parameters)
+        found = _conditional(one, *(jnp.asarray(table) for table in at_slots))
+        weight[here], eta[here] = (np.asarray(leaf)[: here.size] for leaf in found)
+    mean = np.zeros((rows.size, x.shape[1]), x.dtype)
+    for fold in np.unique(own):
+        for node in np.unique(candidates[own == fold]):
+            row, slot = np.nonzero((candidates == node) & (own == fold)[:, None])
+            mean[row] += weight[row, slot][:, None] * (centres[fold, node] + eta[row, slot] @ bases[fold, node].T)
+    return mean
+
+
+@jax.jit
+def _conditional(group: PartialRows, neg_log_u: Array, log_noise: Array, log_weight: Array) -> tuple[Array, Array]:
+    """Weights of the candidates and the coordinates' means there; neg_log_u = log(variance / noise)."""
+    observed = group.observed(group.at_candidates(group.gram))
+    latent = latent_given(observed, neg_log_u)
+    score = log_weight + log_marginal(observed, latent, neg_log_u, log_noise)
+    return jax.nn.softmax(score, axis=1), latent.mean
+
+
+def without_folds(subspaces: Subspaces, folds: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Centres and bases that left each fold out; without folds the in-sample ones, as fold 0."""
+    group = slice(0, 1) if folds is None else slice(1, None)
+    return subspaces.centres[group], subspaces.bases[group]
