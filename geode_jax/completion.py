@@ -20,7 +20,8 @@ from geode_jax.partial_rows import PartialRows, group_rows, reduce_rows
 LOST_SHARE = 1e-4
 FEWEST_CANDIDATES, MOST_CANDIDATES = 4, 16
 _BLOCK = 1024
-_LARGE_BLOCK, _GROUP = 4096, 256  # rows whose matrices are held at once, and rows in one system of equations
+_LARGE_BLOCK = 4096  # rows whose matrices are held at once
+_SYSTEMS = 256  # rows whose systems of equations are solved at once
 
 
 def rank_nodes(
@@ -60,46 +61,45 @@ def conditional_means(
     is_observed: np.ndarray,
     mixture: QuickMixture,
     subspaces: Subspaces,
-    folds: np.ndarray | None,
-    rows: np.ndarray,
+    group: np.ndarray,
     candidates: np.ndarray,
 ) -> np.ndarray:
-    """Mean of every feature of the given rows given their observed ones, (n_m, D), a block of rows after the other."""
-    blocks = [slice(start, start + _LARGE_BLOCK) for start in range(0, rows.size, _LARGE_BLOCK)]
-    parts = [
-        _means_of_block(x, is_observed, mixture, subspaces, folds, rows[block], candidates[block]) for block in blocks
-    ]
-    return np.concatenate(parts)
+    """Mean of every feature of rows x, (n_m, D), given their observed ones, a block of rows after the other.
+
+    `group`, (n_m,): which of the groups of `subspaces` fills a row.
+    """
+    blocks = [slice(start, start + _LARGE_BLOCK) for start in range(0, x.shape[0], _LARGE_BLOCK)]
+    return np.concatenate(
+        [_block_means(x[at], is_observed[at], mixture, subspaces, group[at], candidates[at]) for at in blocks]
+    )
 
 
-def _means_of_block(
+def _block_means(
     x: np.ndarray,
     is_observed: np.ndarray,
     mixture: QuickMixture,
     subspaces: Subspaces,
-    folds: np.ndarray | None,
-    rows: np.ndarray,
+    group: np.ndarray,
     candidates: np.ndarray,
 ) -> np.ndarray:
-    centres, bases = without_folds(subspaces, folds)
-    own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
-    grouping = group_rows(is_observed[rows], own, -(-rows.size // _GROUP))
-    reduced = reduce_rows(centres, bases, x[rows], is_observed[rows], own, candidates, grouping, with_root=False)
+    grouping = group_rows(is_observed, group, -(-x.shape[0] // _SYSTEMS))
+    centres, bases = subspaces.centres, subspaces.bases
+    reduced = reduce_rows(centres, bases, x, is_observed, group, candidates, grouping, with_root=False)
     place = np.searchsorted(mixture.nodes, candidates)
     ratio = np.where(mixture.has_direction, mixture.variance / mixture.noise[:, None], 1.0)
     parameters = (np.log(ratio), np.log(mixture.noise), mixture.log_weight)
     weight, eta = np.empty(candidates.shape, x.dtype), np.empty((*candidates.shape, bases.shape[3]), x.dtype)
-    for group, members in enumerate(grouping.rows):
+    for number, members in enumerate(grouping.rows):
         here = members[members >= 0]
-        one = jax.tree.map(lambda leaf, at=group: leaf[at], reduced)
+        one = jax.tree.map(lambda leaf, at=number: leaf[at], reduced)
         at_slots = (table[place[np.maximum(members, 0)]].astype(x.dtype) for table in parameters)
         found = _conditional(one, *(jnp.asarray(table) for table in at_slots))
         weight[here], eta[here] = (np.asarray(leaf)[: here.size] for leaf in found)
-    mean = np.zeros((rows.size, x.shape[1]), x.dtype)
-    for fold in np.unique(own):
-        for node in np.unique(candidates[own == fold]):
-            row, slot = np.nonzero((candidates == node) & (own == fold)[:, None])
-            mean[row] += weight[row, slot][:, None] * (centres[fold, node] + eta[row, slot] @ bases[fold, node].T)
+    mean = np.zeros_like(x)
+    for own in np.unique(group):
+        for node in np.unique(candidates[group == own]):
+            row, slot = np.nonzero((candidates == node) & (group == own)[:, None])
+            mean[row] += weight[row, slot][:, None] * (centres[own, node] + eta[row, slot] @ bases[own, node].T)
     return mean
 
 

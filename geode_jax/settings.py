@@ -55,18 +55,15 @@ class SharedSpan:
 class MissingRows:
     """What a fit does about rows with missing features.
 
-    `num_rounds`: how often missing entries are filled from a mixture on the trees and these learned again; 0 keeps the
-    low-rank fill that comes first. `num_candidates`: nodes that such a row may belong to; None takes enough to lose one
+    `num_candidates`: nodes that such a row may belong to; None takes enough to lose one
     in 10,000 of its posterior mass, 4 to 16. `num_groups`: a sweep draws one group of these rows, so that each is drawn
     in every `num_groups`-th sweep; None takes 1 to 4 by their cost.
     """
 
-    num_rounds: int = 2
     num_candidates: int | None = None
     num_groups: int | None = None
 
     def __post_init__(self) -> None:
-        check_integer(self.num_rounds, "num_rounds", 0)
         for name in ("num_candidates", "num_groups"):
             if getattr(self, name) is not None:
                 check_integer(getattr(self, name), name, 1)

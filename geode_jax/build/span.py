@@ -11,7 +11,7 @@ import numpy as np
 
 from geode_jax.build.evidence import cross_fitted_log_likelihood
 from geode_jax.build.partition import Partition
-from geode_jax.build.subspace import Subspaces, learn_subspaces
+from geode_jax.build.subspace import LeftOut, Subspaces, each_fold, kept_rows, learn_subspaces
 
 # A span is looked for up to this many directions; beyond, nodes learn theirs in R^D.
 LARGEST_SPAN = 400
@@ -28,11 +28,11 @@ class Span(NamedTuple):
         return Span(self.centres, self.bases[..., :rank])
 
 
-def learn_span(x: np.ndarray, folds: np.ndarray | None, seed: int) -> Span:
+def learn_span(x: np.ndarray, folds: np.ndarray | None, seed: int, left_out: LeftOut | None = None) -> Span:
     """The leading directions of the whole data, as many as may be of use."""
     num_rows = x.shape[0] if folds is None else x.shape[0] - int(np.bincount(folds).max())
     rank = min(LARGEST_SPAN, x.shape[1], num_rows - 1)
-    found = learn_subspaces(x, Partition(0, (np.arange(x.shape[0]),)), rank, folds, seed)
+    found = learn_subspaces(x, Partition(0, (np.arange(x.shape[0]),)), rank, folds, seed, left_out=left_out)
     return Span(found.centres[:, 0], found.bases[:, 0, :, : found.ranks[0]])
 
 
@@ -69,20 +69,22 @@ def learn_subspaces_in_span(
     folds: np.ndarray | None,
     seed: int,
     parent_rows: float = 0.0,
+    left_out: LeftOut | None = None,
 ) -> Subspaces:
-    """Centres and bases of every cell, all within the span: learned in its coordinates and carried back."""
+    """Centres and bases of every cell, all within the span: learned in its coordinates and carried back.
+
+    `left_out` are the folds that the groups of the span do not see.
+    """
+    left_out = each_fold(folds) if left_out is None else left_out
     num_groups, num_features, rank = span.bases.shape
     num_nodes, num_directions = len(partition.cells), min(max_rank, rank)
     centres = np.zeros((num_groups, num_nodes, num_features), dtype=x.dtype)
     bases = np.zeros((num_groups, num_nodes, num_features, num_directions), dtype=x.dtype)
     ranks = np.full((num_groups, num_nodes), 0, dtype=np.int32)
-    for group, (centre, basis) in enumerate(zip(span.centres, span.bases, strict=True)):
+    for group, (centre, basis, without) in enumerate(zip(span.centres, span.bases, left_out, strict=True)):
         coordinates = (x - centre) @ basis
-        cells = partition.cells
-        if group > 0:
-            assert folds is not None
-            cells = tuple(None if rows is None else rows[folds[rows] != group - 1] for rows in cells)
-            cells = tuple(_at_least_one(rows, whole) for rows, whole in zip(cells, partition.cells, strict=True))
+        cells = tuple(None if rows is None else rows[kept_rows(rows, folds, [without])[0]] for rows in partition.cells)
+        cells = tuple(_at_least_one(rows, whole) for rows, whole in zip(cells, partition.cells, strict=True))
         found = learn_subspaces(coordinates, Partition(partition.depth, cells), num_directions, None, seed, parent_rows)
         present = np.flatnonzero(partition.is_present)
         centres[group, present] = centre + found.centres[0, present] @ basis.T

@@ -34,5 +34,8 @@ def learn_frame(data: np.ndarray) -> Frame:
 
 
 def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
-    """Coordinates of the model, (n, D), NaN where the data are; subtracted in float64, so that a far-off origin costs no digits."""
+    """Coordinates of the model, (n, D), NaN where the data are.
+
+    The subtraction is in float64, so that a far-off origin costs no digits.
+    """
     return ((data - frame.shift) / frame.scale).astype(dtype)

@@ -4,7 +4,8 @@ A cell of few rows knows its covariance badly, and a little of its parent's help
 as if they were rows of the cell (`python -m benchmarks.stage_one` shows what that and the other choices are worth).
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy import linalg
@@ -17,11 +18,14 @@ from geode_jax.build.partition import Partition
 EXACT_MAX_SIDE = 1500
 
 
+LeftOut: TypeAlias = Sequence[tuple[int, ...]]  # for every group of dictionaries, the folds it does not see
+
+
 class Subspaces(NamedTuple):
     """Dictionaries of one partition: ``centres`` (G, K, D) and ``bases`` (G, K, D, d) with orthonormal columns.
 
-    G = 1 + num_folds: entry 0 is learned from all rows, entry 1 + f without fold f. Columns beyond `ranks` (K,), and
-    everything at absent nodes, are zero.
+    Unless other folds were left out, G = 1 + num_folds: entry 0 is learned from all rows, entry 1 + f without fold f.
+    Columns beyond `ranks` (K,), and everything at absent nodes, are zero.
     """
 
     centres: np.ndarray
@@ -32,6 +36,19 @@ class Subspaces(NamedTuple):
 def assign_folds(num_rows: int, num_folds: int, rng: np.random.Generator) -> np.ndarray:
     """One balanced fold per row, (n,)."""
     return rng.permutation(np.arange(num_rows) % min(num_folds, num_rows))
+
+
+def each_fold(folds: np.ndarray | None) -> LeftOut:
+    """Nothing left out, and each fold alone."""
+    return [()] if folds is None else [(), *((fold,) for fold in range(int(folds.max()) + 1))]
+
+
+def join_groups(parts: Sequence[Subspaces]) -> Subspaces:
+    """Groups that were learned one by one; directions that one of them did not find are dropped."""
+    ranks = np.min([part.ranks for part in parts], axis=0)
+    bases = np.concatenate([part.bases for part in parts])
+    bases *= (np.arange(bases.shape[3]) < ranks[:, None])[:, None, :]
+    return Subspaces(np.concatenate([part.centres for part in parts]), bases, ranks)
 
 
 class Spectrum(NamedTuple):
@@ -48,12 +65,14 @@ def learn_subspaces(
     folds: np.ndarray | None,
     seed: int,
     parent_rows: float = 0.0,
+    left_out: LeftOut | None = None,
 ) -> Subspaces:
-    """Learn every present cell's centre and basis, and once more without each of the `folds`.
+    """Learn every present cell's centre and basis without the folds `left_out`: None is none, and each alone.
 
     The covariance of a cell of n rows is ``(n own + parent_rows parent's) / (n + parent_rows)``, from the root down.
     """
-    num_groups = 1 if folds is None else 2 + int(folds.max())
+    left_out = each_fold(folds) if left_out is None else left_out
+    num_groups = len(left_out)
     num_nodes, num_features = len(partition.cells), x.shape[1]
     centres = np.zeros((num_groups, num_nodes, num_features), dtype=x.dtype)
     bases = np.zeros((num_groups, num_nodes, num_features, max_rank), dtype=x.dtype)
@@ -62,7 +81,7 @@ def learn_subspaces(
     for node, rows in enumerate(partition.cells):
         if rows is None:
             continue
-        kept = _rows_without_folds(rows, folds, num_groups)
+        kept = kept_rows(rows, folds, left_out)
         fewest = min(int(mask.sum()) for mask in kept)
         if fewest < 2:
             # Some fold holds (almost) the whole cell: that fold's dictionary has nothing to learn from here.
@@ -85,9 +104,9 @@ def learn_subspaces(
     return Subspaces(centres, bases, ranks)
 
 
-def _rows_without_folds(rows: np.ndarray, folds: np.ndarray | None, num_groups: int) -> list[np.ndarray]:
-    everything = [np.ones(rows.size, dtype=bool)]
-    return everything if folds is None else everything + [folds[rows] != f for f in range(num_groups - 1)]
+def kept_rows(rows: np.ndarray, folds: np.ndarray | None, left_out: LeftOut) -> list[np.ndarray]:
+    """Mask of the `rows` that stay in each group, (rows.size,)."""
+    return [np.ones(rows.size, dtype=bool) if folds is None else ~np.isin(folds[rows], group) for group in left_out]
 
 
 def _centres_with_fallback(cell: np.ndarray, kept: list[np.ndarray]) -> np.ndarray:
