@@ -68,11 +68,18 @@ def test_feature_names(data):
         fitted.score_samples(frame[list("fedcba")])
 
 
+def test_missing_values_in_fit(data):
+    hidden = np.where(np.random.default_rng(0).random(data.shape) < 0.2, np.nan, data)
+    fitted = geode_jax.GeodeDensity(**OPTIONS).fit(pd.DataFrame(hidden, columns=list("abcdef")))
+    assert np.isfinite(fitted.score_samples(pd.DataFrame(hidden, columns=list("abcdef")))).all()
+    assert fitted.__sklearn_tags__().input_tags.allow_nan
+
+
 def test_errors(model, data):
     with pytest.raises(NotFittedError):
         geode_jax.GeodeDensity().score_samples(data)
-    with pytest.raises(ValueError, match="NaN"):
-        geode_jax.GeodeDensity(**OPTIONS).fit(np.where(data > 60, np.nan, data))
+    with pytest.raises(ValueError, match="infinity"):
+        geode_jax.GeodeDensity(**OPTIONS).fit(np.where(data > 60, np.inf, data))
     with pytest.raises(ValueError, match="5 features, but GeodeDensity is expecting 6"):
         model.score_samples(data[:, :5])
     with pytest.raises(ValueError, match="max_rank: expected an integer of at least 1, got 0"):

@@ -9,10 +9,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+import small
 from jax import lax
 from jax.extend import core
 
+from geode_jax import completion
 from geode_jax._typing import precision_of
+from geode_jax.gibbs import missing
+from geode_jax.model import sample_prior
 from geode_jax.predict import impute, partial
 
 LAPACK = {"cholesky", "triangular_solve"}
@@ -70,6 +74,22 @@ def test_predictions_are_one_chain(arguments):
         count, pairs = unordered_pairs(jaxpr.jaxpr)
         assert count >= 4, name
         assert not pairs, name
+
+
+def test_the_sweep_is_one_chain_with_missing_features():
+    dictionary = small.make_dictionary(jnp.float32)
+    active = small.active_mask(dictionary)
+    state = sample_prior(jax.random.key(0), dictionary.tree, small.PRIOR, active, 6, jnp.float32)
+    rows = small.make_partial_rows(dictionary, jnp.zeros((6, 5)), num_groups=1)
+    group = jax.tree.map(lambda leaf: leaf[0], rows)
+    jaxprs = [
+        jax.make_jaxpr(missing.draw_group)(jax.random.key(0), state, group, dictionary.tree),
+        jax.make_jaxpr(completion._conditional)(group, *(jnp.zeros(shape) for shape in ((6, 5, 3), (6, 5), (6, 5)))),
+    ]
+    for jaxpr in jaxprs:
+        count, pairs = unordered_pairs(jaxpr.jaxpr)
+        assert count >= 3
+        assert not pairs
 
 
 def test_the_check_sees_two_solves_side_by_side():

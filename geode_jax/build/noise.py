@@ -8,6 +8,8 @@ from geode_jax.build.subspace import assign_folds, learn_subspaces
 
 # A feature that is nearly one of the directions says nothing of its noise.
 SMALLEST_SHARE = 0.1
+# A feature that is seldom observed has the average noise, for as many rows as this.
+SELDOM = 10
 
 
 def learn_feature_scales(
@@ -99,4 +101,7 @@ def _residual_mean_square(
                 residual *= is_observed[inside]
             kept = np.maximum(1.0 - np.square(basis, dtype=np.float64).sum(axis=1), SMALLEST_SHARE)
             total += np.square(residual, dtype=np.float64).sum(axis=0) / kept
-    return total / (x.shape[0] if is_observed is None else is_observed.sum(axis=0))
+    if is_observed is None:
+        return total / x.shape[0]
+    average = total.sum() / is_observed.sum()
+    return (total + SELDOM * average) / (is_observed.sum(axis=0) + SELDOM)

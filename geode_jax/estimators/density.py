@@ -5,7 +5,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 from sklearn.base import BaseEstimator, DensityMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geode_jax._checks import check_integer
@@ -108,8 +108,8 @@ class GeodeDensity(DensityMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
-        """Fit to the rows of X, (n, D); y is ignored."""
-        data = validate_data(self, X, dtype=_FLOATS, ensure_min_samples=2)
+        """Fit to the rows of X, (n, D), NaN being missing values; y is ignored."""
+        data = validate_data(self, X, dtype=_FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
         self.posterior_ = fit(
             self._key(),
             data,
@@ -153,6 +153,11 @@ class GeodeDensity(DensityMixin, BaseEstimator):
         if interval is None:
             return impute_mean(*self._fitted(X))
         return tuple(impute(*self._fitted(X), interval=interval))  # type: ignore[return-value]
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
 
     def _fitted(self, X: ArrayLike) -> tuple[Any, np.ndarray]:
         check_is_fitted(self)

@@ -1,0 +1,223 @@
+"""Fits to data with missing values: patterns of every kind, what is shared, and what must not depend on what."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import geode_jax
+from geode_jax import forest as forest_module
+from geode_jax._typing import precision_of
+from geode_jax.build.fill import fill_low_rank
+from geode_jax.build.partition import Partition
+from geode_jax.gibbs.chain import initial_chain
+from geode_jax.gibbs.sweep import sweep
+
+DICTIONARY = geode_jax.DictionarySettings(
+    num_trees=2,
+    max_rank=3,
+    depth=2,
+    min_cell_size=10,
+    shared_span=None,
+    missing_rows=geode_jax.MissingRows(num_candidates=5, num_groups=1),
+)
+SAMPLER = geode_jax.SamplerSettings(num_warmup=40, num_samples=30, segment_length=10)
+
+
+def _hide(data, kind):
+    """Six complete rows, all others with missing features: kinds without common patterns share a compilation."""
+    rng = np.random.default_rng(1)
+    n = len(data)
+    hidden = np.zeros(data.shape, bool)
+    if kind == "at random":
+        hidden = rng.random(data.shape) < 0.3
+    elif kind == "column nearly empty":
+        hidden[:, 3] = rng.random(n) < 0.9
+    elif kind == "blocks":
+        hidden[: n // 2, :3] = True
+        hidden[n // 2 :, 3:] = True
+    elif kind == "monotone":
+        hidden = np.arange(6) >= rng.integers(1, 6, size=n)[:, None]
+    elif kind == "one pattern":
+        hidden[:, [1, 4]] = True
+    elif kind == "one value per row":
+        hidden = np.arange(6) != rng.integers(6, size=n)[:, None]
+    is_full = ~hidden.any(axis=1)
+    hidden[is_full, rng.integers(6, size=is_full.sum())] = True
+    hidden[:6] = False
+    return np.where(hidden, np.nan, data)
+
+
+# independent of each other, or nearly unseen: the data say little of how these hang together
+POOR = {"blocks", "one value per row"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "at random",
+        "monotone",
+        "one value per row",
+        "one pattern",
+        pytest.param("blocks", marks=pytest.mark.slow),
+        pytest.param("column nearly empty", marks=pytest.mark.slow),
+    ],
+)
+def test_patterns(data, kind, best):
+    """Better than independent features, by a share of what the same rows gain without missing values."""
+    hidden = _hide(data, kind)
+    posterior = geode_jax.fit(jax.random.key(0), hidden, dictionary=DICTIONARY, sampler=SAMPLER)
+    assert np.isfinite(geode_jax.log_density(posterior, hidden)).all()
+    complete = geode_jax.log_density(posterior, data)
+    assert np.isfinite(complete).all()
+    gaussian = -0.5 * (6 * np.log(2 * np.pi) + np.log(data.var(axis=0)).sum() + 6)
+    gained = (complete.mean() - gaussian) / (best - gaussian)
+    print(f"{kind}: {gained:.0%} of the gain without missing values")
+    assert gained > (-0.5 if kind in POOR else 0.2)
+
+
+@pytest.fixture(scope="module")
+def best(data):
+    posterior = geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)
+    return geode_jax.log_density(posterior, data).mean()
+
+
+def test_missing_features_cost_little_and_are_filled_well(data):
+    """Against the mean of each column; the observed values of a filled row stay as they are."""
+    hidden = _hide(data, "at random")
+    posterior = geode_jax.fit(jax.random.key(0), hidden, dictionary=DICTIONARY, sampler=SAMPLER)
+    filled = geode_jax.impute_mean(posterior, hidden)
+    missing = np.isnan(hidden)
+    np.testing.assert_array_equal(filled[~missing], data[~missing])
+    by_column = np.broadcast_to(np.nanmean(hidden, axis=0), data.shape)
+    assert np.abs(filled - data)[missing].mean() < 0.5 * np.abs(by_column - data)[missing].mean()
+
+
+def test_both_types_and_settings(data):
+    hidden = _hide(data, "at random")
+    missing_rows = geode_jax.MissingRows(num_candidates=7, num_groups=3)
+    settings = dataclasses.replace(DICTIONARY, missing_rows=missing_rows)
+    fits = [
+        geode_jax.fit(jax.random.key(0), hidden, dictionary=settings, sampler=SAMPLER, dtype=dtype)
+        for dtype in ("float32", "float64", "float64")
+    ]
+    np.testing.assert_array_equal(fits[1].draws.log_joint, fits[2].draws.log_joint)
+    values = [geode_jax.log_density(posterior, data).mean() for posterior in fits[:2]]
+    assert abs(values[0] - values[1]) < 1.0
+    published = geode_jax.fit(
+        jax.random.key(0),
+        hidden,
+        dictionary=geode_jax.DictionarySettings.published(max_rank=3, depth=2),
+        sampler=geode_jax.SamplerSettings(num_warmup=20, num_samples=10, shrinkage=geode_jax.PublishedShrinkage()),
+    )
+    assert np.isfinite(geode_jax.log_density(published, data)).all()
+
+
+def test_groups_candidates_and_shared_matrices(data):
+    """All rows have their place; rows that miss the same features share matrices, others do not."""
+    for kind, is_shared in (("one pattern", True), ("at random", False)):
+        hidden = _hide(data, kind)
+        rows = geode_jax.learn_forest(jax.random.key(0), hidden, dictionary=DICTIONARY).partial
+        assert (rows.entry is not None) == is_shared, kind
+        num_partial = np.isnan(hidden).any(axis=1).sum()
+        assert (np.asarray(rows.node[..., 0]) < 7).sum() == 2 * num_partial
+    forest = geode_jax.learn_forest(jax.random.key(0), hidden, dictionary=DICTIONARY)
+    assert forest.num_rows == len(data)
+
+
+def test_waiting_groups_keep_their_rows(data):
+    settings = dataclasses.replace(DICTIONARY, num_trees=1, missing_rows=geode_jax.MissingRows(num_groups=3))
+    forest = geode_jax.learn_forest(jax.random.key(0), _hide(data, "at random"), dictionary=settings)
+    problem = forest.problem(geode_jax.Prior(), SAMPLER)
+    problem = jax.tree.map(lambda leaf: leaf[0], problem)
+    chain = initial_chain(jax.random.key(1), problem)
+    state, sums = chain.state, chain.sums
+    for turn in range(4):
+        before = np.asarray(state.partial.residual)
+        state, sums = sweep(jax.random.key(turn), state, sums, problem)
+        changed = (np.asarray(state.partial.residual) != before).any(axis=1)
+        np.testing.assert_array_equal(changed, np.arange(3) == turn % 3)
+    assert float(sums.count.sum()) == len(data)
+
+
+def test_the_sweep_knows_nothing_of_the_number_of_features():
+    """Arrays of a problem have the same shapes for 30 and for 300 features, whatever the share that is missing."""
+    shapes = []
+    for num_features, share in ((30, 0.2), (300, 0.2), (300, 0.6)):
+        rng = np.random.default_rng(0)
+        data = rng.normal(size=(80, 2)) @ rng.normal(size=(2, num_features)) + 0.1 * rng.normal(size=(80, num_features))
+        hidden = np.where(rng.random(data.shape) < share, np.nan, data)
+        hidden[:, 0], hidden[:, 1] = data[:, 0], np.nan
+        hidden[0, 1] = data[0, 1]
+        hidden[0, 2] = np.nan
+        settings = geode_jax.DictionarySettings(
+            num_trees=1,
+            max_rank=2,
+            depth=1,
+            min_cell_size=10,
+            shared_span=None,
+            missing_rows=geode_jax.MissingRows(num_candidates=3, num_groups=1),
+        )
+        problem = geode_jax.learn_forest(jax.random.key(0), hidden, dictionary=settings).problem(
+            geode_jax.Prior(), SAMPLER
+        )
+        shapes.append([leaf.shape for leaf in jax.tree.leaves(problem)])
+    assert shapes[0] == shapes[1] == shapes[2]
+
+
+def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
+    """Rows of fold 0 move; what the others are filled with for the dictionary without fold 0 stays, bit for bit.
+
+    The trees, the first fill and the mixture's parameters are held: these few numbers are learned from all rows.
+    """
+    hidden = _hide(data, "at random").astype(np.float32) / 10 - 4
+    is_observed = ~np.isnan(hidden)
+    filled = fill_low_rank(hidden, is_observed, 3, 0)
+    folds = np.arange(len(data)) % 3
+    cells = Partition(1, (np.arange(90), np.arange(45), np.arange(45, 90)))
+    settings = forest_module.resolve(DICTIONARY, *data.shape)
+    monkeypatch.setattr(forest_module, "_grow_trees", lambda *_: ([cells], np.ones(6)))
+    ranked = []
+    original = forest_module.rank_nodes
+
+    def rank_nodes(*arguments):
+        if not ranked:
+            ranked.append(original(*arguments))
+        return ranked[0]
+
+    monkeypatch.setattr(forest_module, "rank_nodes", rank_nodes)
+
+    def complete(x):
+        return forest_module._complete(x, is_observed, settings, folds, [0], lambda *_: None)
+
+    with precision_of(np.float32):
+        moved = np.where((folds == 0)[:, None], filled + 1.0, filled).astype(np.float32)
+        first, second = complete(filled), complete(moved)
+    others = folds != 0
+    np.testing.assert_array_equal(first.without[0][others], second.without[0][others])
+    assert not np.array_equal(first.x[others], second.x[others])
+    assert not np.array_equal(first.without[1][folds == 2], second.without[1][folds == 2])
+
+
+def test_low_rank_fill_finds_what_low_rank_data_hide():
+    rng = np.random.default_rng(0)
+    signal = rng.normal(size=(200, 3)) @ rng.normal(size=(3, 40))
+    x = signal + 0.1 * rng.normal(size=signal.shape)
+    is_observed = rng.random(x.shape) > 0.5
+    filled = fill_low_rank(np.where(is_observed, x, np.nan), is_observed, 20, 0)
+    np.testing.assert_array_equal(filled[is_observed], x[is_observed])
+    assert np.sqrt(np.square(filled - signal)[~is_observed].mean()) < 0.1  # the noise
+    noise = rng.normal(size=(200, 40))
+    filled = fill_low_rank(np.where(is_observed, noise, np.nan), is_observed, 20, 0)
+    assert np.abs(filled[~is_observed]).mean() < 0.2  # nothing to find
+
+
+def test_no_complete_row(data):
+    hidden = _hide(data, "monotone")
+    hidden[np.arange(6), np.arange(6)] = np.nan
+    posterior = geode_jax.fit(
+        jax.random.key(0), hidden, dictionary=dataclasses.replace(DICTIONARY, num_trees=1), sampler=SAMPLER
+    )
+    assert np.isfinite(geode_jax.log_density(posterior, data)).all()
+    assert (posterior.draws.count.sum(axis=-1) == len(data)).all()
