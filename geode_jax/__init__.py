@@ -4,6 +4,7 @@ from geode_jax.estimators.density import GeodeDensity
 from geode_jax.fit import fit, sample_posterior
 from geode_jax.forest import Forest, learn_forest
 from geode_jax.posterior import Posterior
+from geode_jax.predict.conditional import Conditional, condition
 from geode_jax.predict.dimension import intrinsic_dimension
 from geode_jax.predict.predictive import (
     Imputation,
@@ -33,6 +34,7 @@ from geode_jax.settings import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Conditional",
     "CrossFit",
     "DictionarySettings",
     "DirectMembership",
@@ -50,6 +52,7 @@ __all__ = [
     "SamplerSettings",
     "SharedSpan",
     "SliceMembership",
+    "condition",
     "fit",
     "impute",
     "impute_draws",

@@ -58,9 +58,7 @@ def _largest_singular(x: np.ndarray, seed: int) -> float:
     return float(_leading_components(x - x.mean(axis=0), 1, seed)[1][0])
 
 
-def _soft_impute(
-    filled: np.ndarray, is_observed: np.ndarray, threshold: float, max_rank: int, seed: int
-) -> np.ndarray:
+def _soft_impute(filled: np.ndarray, is_observed: np.ndarray, threshold: float, max_rank: int, seed: int) -> np.ndarray:
     missing = ~is_observed
     rank = min(max_rank, *filled.shape)
     for _ in range(NUM_STEPS):

@@ -85,7 +85,7 @@ def _pool(by_tree: Float[Array, "F b D"], variance: Float[Array, "F b D"], is_ob
     return average, jnp.where(total > 0.0, jnp.sqrt(error / jnp.where(total > 0.0, total, 1.0)), 1.0)
 
 
-@partial(jax.jit, static_argnames=("num_candidates", "interval"))
+@partial(jax.jit, static_argnames=("num_candidates", "levels"))
 def conditional_summary(
     dictionary: Dictionary,
     draws: Draw,
@@ -93,9 +93,12 @@ def conditional_summary(
     is_observed: Float[Array, "b D"],
     *,
     num_candidates: int,
-    interval: float | None,
+    levels: tuple[float, ...] | None,
 ) -> tuple[Array, ...]:
-    """Mean of every coordinate given the observed ones, (b, D); with `interval`, also its lower and upper ends."""
+    """Mean of every coordinate given the observed ones, (b, D).
+
+    With `levels`, also the factor by which the distribution is drawn together, (b, 1), and the quantiles.
+    """
     num_trees = draws.log_joint.shape[0]
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Array, Array]:
@@ -103,20 +106,18 @@ def conditional_summary(
         candidates = find_candidates(tree_dictionary, tree_draws, x, is_observed, num_candidates)
         scores = candidate_scores(tree_dictionary, tree_draws, candidates)
         mixture = merged_mixture(tree_dictionary, tree_draws, candidates, scores)
-        mean, variance = _components(tree_dictionary, mixture, interval is not None)
+        mean, variance = _components(tree_dictionary, mixture, levels is not None)
         return mixture.weight.T[..., None], mean, variance
 
     weight, mean, variance = lax.map(one_tree, (dictionary, draws))
-    if interval is None:
+    if levels is None:
         return (jnp.sum(weight * mean, axis=1).mean(axis=0),)
     average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), is_observed)
     # all components of all trees on one axis
     weight = weight.reshape(-1, x.shape[0], 1) / num_trees
     mean = average + factor * (mean.reshape(-1, *x.shape) - average)
     deviation = factor * jnp.sqrt(variance.reshape(-1, *x.shape))
-    tail = 0.5 * (1.0 - interval)
-    lower, upper = (_quantile(level, weight, mean, deviation) for level in (tail, 1.0 - tail))
-    return average, lower, upper
+    return average, factor, *(_quantile(level, weight, mean, deviation) for level in levels)
 
 
 @partial(jax.jit, static_argnames=("num_candidates", "num_samples"))

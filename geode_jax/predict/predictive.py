@@ -20,9 +20,9 @@ from geode_jax.predict.boundary import (
     thinned,
     to_data,
 )
+from geode_jax.predict.conditional import condition
 from geode_jax.predict.density import density_row_bytes, log_densities, log_density_complete
 from geode_jax.predict.draw import sample_rows
-from geode_jax.predict.impute import conditional_draws, conditional_summary
 from geode_jax.predict.partial import log_densities_partial, log_density_partial
 
 
@@ -141,18 +141,19 @@ def impute(
 ) -> Imputation:
     """Fill NaN with its conditional mean given the row's observed entries, with central intervals.
 
-    Mean and variance of each node's component are those over all draws; the interval is the exact quantile of the
-    mixture of normals with these moments. `interval` is its probability. See :func:`log_density` for the rest.
+    `interval` is their probability. :func:`geode_jax.condition` gives more of the same distribution, and says what the
+    other arguments mean.
     """
     interval = check_number(interval, "interval", above=0.0, below=1.0)
-    return Imputation(*_summary(posterior, X, interval, num_draws, num_candidates))
+    conditional = condition(posterior, X, num_draws=num_draws, num_candidates=num_candidates)
+    return Imputation(*conditional.mean_and_interval(interval))
 
 
 def impute_mean(
     posterior: Posterior, X: ArrayLike, *, num_draws: int | None = None, num_candidates: int | None = None
 ) -> Float[np.ndarray, "n D"]:
     """Fill NaN with its conditional mean given the row's observed entries; cheaper than :func:`impute`."""
-    return _summary(posterior, X, None, num_draws, num_candidates)[0]
+    return condition(posterior, X, num_draws=num_draws, num_candidates=num_candidates).mean()
 
 
 def impute_draws(
@@ -164,65 +165,8 @@ def impute_draws(
     num_draws: int | None = None,
     num_candidates: int | None = None,
 ) -> Float[np.ndarray, "s n D"]:
-    """Completed data sets, (num_samples, n, D), with the missing entries drawn from their joint conditional."""
-    key = check_key(key)
-    num_samples = check_integer(num_samples, "num_samples", 1)
-    posterior, data = check_rows(posterior, X)
-    num_candidates = check_candidates(posterior, num_candidates)
-    missing = np.isnan(data)
-    partial = np.flatnonzero(missing.any(axis=1))
-    result = np.repeat(data[None].astype(np.float64), num_samples, axis=0)
-    if partial.size == 0:
-        return result
-    with precision_of(posterior.dtype):
-        draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
-        x, is_observed = partial_rows(posterior, data[partial])
-        drawn = map_row_blocks(
-            lambda rows, seen, number: conditional_draws(
-                key,
-                posterior.dictionary,
-                draws,
-                rows,
-                seen,
-                number,
-                num_candidates=num_candidates,
-                num_samples=num_samples,
-            ),
-            x,
-            is_observed,
-            partial.astype(np.int32),
-            bytes_per_row=partial_row_bytes(posterior, draws, num_candidates) + x.itemsize * num_samples * x.shape[1],
-        )
-    values = np.moveaxis(to_data(posterior, drawn), 1, 0)
-    result[:, partial] = np.where(missing[partial], values, result[:, partial])
-    return result
+    """Multiple imputation: completed data sets, (num_samples, n, D), that carry the posterior's uncertainty.
 
-
-def _summary(
-    posterior: Posterior,
-    X: ArrayLike,
-    interval: float | None,
-    num_draws: int | None,
-    num_candidates: int | None,
-) -> tuple[np.ndarray, ...]:
-    posterior, data = check_rows(posterior, X)
-    num_candidates = check_candidates(posterior, num_candidates)
-    missing = np.isnan(data)
-    partial = missing.any(axis=1)
-    results = tuple(data.astype(np.float64) for _ in range(1 if interval is None else 3))
-    if not partial.any():
-        return results
-    with precision_of(posterior.dtype):
-        draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
-        x, is_observed = partial_rows(posterior, data[partial])
-        found = map_row_blocks(
-            lambda rows, seen: conditional_summary(
-                posterior.dictionary, draws, rows, seen, num_candidates=num_candidates, interval=interval
-            ),
-            x,
-            is_observed,
-            bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
-        )
-    for result, values in zip(results, found, strict=True):
-        result[missing] = to_data(posterior, values)[missing[partial]]
-    return results
+    The missing entries of a row are drawn jointly, from a tree and a draw of the parameters at random.
+    """
+    return condition(posterior, X, num_draws=num_draws, num_candidates=num_candidates).sample(key, num_samples)

@@ -1,0 +1,188 @@
+"""What is missing given what is observed: one distribution per row, asked for means, quantiles, draws, densities."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax._checks import check_data, check_integer, check_key, check_number
+from geode_jax._typing import ArrayLike, Float, KeyArray, precision_of
+from geode_jax.math.streaming import map_row_blocks
+from geode_jax.posterior import Posterior
+from geode_jax.predict.boundary import (
+    PARTIAL_DRAWS,
+    check_candidates,
+    check_rows,
+    partial_row_bytes,
+    partial_rows,
+    thinned,
+    to_data,
+)
+from geode_jax.predict.density import density_row_bytes, log_density_by_tree
+from geode_jax.predict.impute import conditional_draws, conditional_summary
+from geode_jax.predict.partial import log_density_partial
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Conditional:
+    """Posterior predictive distribution of every row's missing features given its observed ones.
+
+    Made by :func:`condition`. Per row a mixture of low-rank Gaussians over trees (with equal weights), draws of the
+    parameters and nodes, drawn together about its mean where several trees agree (`predict/impute.py` says why). A row
+    without missing features is a point. All results are in the data's units, with observed values where they are.
+
+    Rows are worked on in blocks of at most 64 within 256 MiB of device memory (one row may need more), so that memory
+    does not grow with the number of rows beyond the results.
+    """
+
+    posterior: Posterior
+    rows: np.ndarray
+    num_draws: int | None
+    num_candidates: int
+
+    def mean(self) -> Float[np.ndarray, "n D"]:
+        """Rows with missing features at their conditional means."""
+        return self._summary(None)[0]
+
+    def quantile(self, level: float | Sequence[float]) -> np.ndarray:
+        """Quantiles of every feature by itself: (n, D) for one level in (0, 1), (levels, n, D) for several.
+
+        Mean and variance of a node's component are those over all draws; quantiles are those of the mixture of
+        normals with these moments.
+        """
+        levels = [check_number(one, "level", above=0.0, below=1.0) for one in np.atleast_1d(level).tolist()]
+        found = np.stack(self._summary(tuple(levels))[1:])
+        return found[0] if np.ndim(level) == 0 else found
+
+    def median(self) -> Float[np.ndarray, "n D"]:
+        """The quantile at 1/2."""
+        return self.quantile(0.5)
+
+    def interval(self, probability: float = 0.95) -> tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n D"]]:
+        """Lower and upper ends of the central interval of every feature."""
+        _, lower, upper = self.mean_and_interval(probability)
+        return lower, upper
+
+    def mean_and_interval(self, probability: float) -> tuple[np.ndarray, ...]:
+        """:meth:`mean` and both ends of :meth:`interval` in one pass over the rows."""
+        tail = 0.5 * (1.0 - check_number(probability, "probability", above=0.0, below=1.0))
+        return self._summary((tail, 1.0 - tail))
+
+    def sample(self, key: KeyArray, num_samples: int = 1) -> Float[np.ndarray, "s n D"]:
+        """Completed data sets, with the missing features of a row drawn jointly: multiple imputation."""
+        key = check_key(key)
+        num_samples = check_integer(num_samples, "num_samples", 1)
+        result = np.repeat(self.rows[None].astype(np.float64), num_samples, axis=0)
+        missing = np.isnan(self.rows)
+        partial = np.flatnonzero(missing.any(axis=1))
+        if partial.size == 0:
+            return result
+        posterior = self.posterior
+        with precision_of(posterior.dtype):
+            draws = thinned(posterior, self.num_draws, PARTIAL_DRAWS)
+            x, is_observed = partial_rows(posterior, self.rows[partial])
+            drawn = map_row_blocks(
+                lambda rows, seen, number: conditional_draws(
+                    key,
+                    posterior.dictionary,
+                    draws,
+                    rows,
+                    seen,
+                    number,
+                    num_candidates=self.num_candidates,
+                    num_samples=num_samples,
+                ),
+                x,
+                is_observed,
+                partial.astype(np.int32),
+                bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates)
+                + x.itemsize * num_samples * x.shape[1],
+            )
+        values = np.moveaxis(to_data(posterior, drawn), 1, 0)
+        result[:, partial] = np.where(missing[partial], values, result[:, partial])
+        return result
+
+    def log_prob(self, values: ArrayLike) -> Float[np.ndarray, "n"]:
+        """Log density, in nats, of the missing features at `values`, (n, D); what stands at observed ones is ignored.
+
+        0 for rows without missing features. Raises ValueError where `values` has another shape, or holds NaN where a
+        feature is missing.
+        """
+        missing = np.isnan(self.rows)
+        given = check_data(values, "values", allow_nan=True, min_rows=0, num_features=self.rows.shape[1])
+        if given.shape != self.rows.shape:
+            raise ValueError(f"values: expected shape {self.rows.shape} as the rows, got {given.shape}")
+        if np.isnan(given[missing]).any():
+            raise ValueError("values: expected a number wherever the rows have a missing value, got NaN")
+        result = np.zeros(self.rows.shape[0])
+        partial = missing.any(axis=1)
+        if not partial.any():
+            return result
+        posterior, missing = self.posterior, missing[partial]
+        with precision_of(posterior.dtype):
+            draws = thinned(posterior, self.num_draws, PARTIAL_DRAWS)
+            x, is_observed = partial_rows(posterior, self.rows[partial])
+            average, factor = self._blocks(x, is_observed, ())
+            at = (given[partial] - posterior.shift) / posterior.scale
+            # the density of a distribution drawn together about its mean is that of the original, farther out
+            apart = np.where(missing, average + (at - average) / factor, x).astype(x.dtype)
+            whole = map_row_blocks(
+                lambda rows: log_density_by_tree(posterior.dictionary, draws, rows).T,
+                apart,
+                bytes_per_row=density_row_bytes(draws, apart),
+            )
+            seen = map_row_blocks(
+                lambda rows, mask: log_density_partial(
+                    posterior.dictionary, draws, rows, mask, num_candidates=self.num_candidates
+                ),
+                x,
+                is_observed,
+                bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates),
+            )
+        by_tree = np.asarray(whole, np.float64) - seen
+        units = missing @ np.log(posterior.scale) + missing.sum(axis=1) * np.log(factor[:, 0])
+        result[partial] = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1]) - units
+        return result
+
+    def _summary(self, levels: tuple[float, ...] | None) -> tuple[np.ndarray, ...]:
+        """Mean and quantiles of all rows, (n, D) each."""
+        missing = np.isnan(self.rows)
+        partial = missing.any(axis=1)
+        results = tuple(self.rows.astype(np.float64) for _ in range(1 + len(levels or ())))
+        if not partial.any():
+            return results
+        with precision_of(self.posterior.dtype):
+            x, is_observed = partial_rows(self.posterior, self.rows[partial])
+            average, *rest = self._blocks(x, is_observed, levels)
+        for result, values in zip(results, (average, *rest[1:]), strict=True):
+            result[missing] = to_data(self.posterior, values)[missing[partial]]
+        return results
+
+    def _blocks(
+        self, x: np.ndarray, is_observed: np.ndarray, levels: tuple[float, ...] | None
+    ) -> tuple[np.ndarray, ...]:
+        draws = thinned(self.posterior, self.num_draws, PARTIAL_DRAWS)
+        return map_row_blocks(
+            lambda rows, seen: conditional_summary(
+                self.posterior.dictionary, draws, rows, seen, num_candidates=self.num_candidates, levels=levels
+            ),
+            x,
+            is_observed,
+            bytes_per_row=partial_row_bytes(self.posterior, draws, self.num_candidates)
+            + jnp.dtype(x.dtype).itemsize * len(levels or ()) * x.shape[1],
+        )
+
+
+def condition(
+    posterior: Posterior, X: ArrayLike, *, num_draws: int | None = None, num_candidates: int | None = None
+) -> Conditional:
+    """The distribution of what is missing (NaN) in the rows of X, (n, D), given what is observed, by any pattern.
+
+    `num_draws` of the parameters are averaged over per tree (None: 16), and each row is followed at its
+    `num_candidates` best nodes per tree (None: 6). Nothing is computed before the result is asked.
+    """
+    posterior, data = check_rows(posterior, X)
+    if num_draws is not None:
+        check_integer(num_draws, "num_draws", 1)
+    return Conditional(posterior, data, num_draws, check_candidates(posterior, num_candidates))

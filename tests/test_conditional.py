@@ -1,0 +1,102 @@
+"""The conditional distribution object: its parts agree with each other and with the densities."""
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+import geode_jax
+
+SEEN = np.array([True, False, True, True, False, True])
+OPTIONS = {"num_draws": 200, "num_candidates": 31}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return 40.0 + 10.0 * np.random.default_rng(5).normal(size=(7, 6))
+
+
+def _one_tree(posterior):
+    parts = jax.tree.map(lambda leaf: leaf[:1], (posterior.dictionary, posterior.draws))
+    return eqx.tree_at(lambda it: (it.dictionary, it.draws), posterior, parts)
+
+
+def test_one_tree_log_prob_is_joint_less_marginal(posterior, rows):
+    posterior = _one_tree(posterior)
+    found = geode_jax.condition(posterior, np.where(SEEN, rows, np.nan), **OPTIONS).log_prob(rows)
+    joint = geode_jax.log_density(posterior, rows, num_draws=200)
+    marginal = geode_jax.log_density(posterior, np.where(SEEN, rows, np.nan), **OPTIONS)
+    np.testing.assert_allclose(found, joint - marginal, rtol=1e-4, atol=1e-3)
+
+
+def test_log_prob_integrates_to_the_quantiles_and_the_mean(posterior, data):
+    """One missing feature: the density on a grid has mass 1, its mean, and a level's mass below its quantile.
+
+    Quantiles merge the draws of a node: 5% of mass is what that may change, for rows like the data.
+    """
+    rows = data[:2]
+    hidden = np.where(np.arange(6) == 1, np.nan, rows)
+    conditional = geode_jax.condition(posterior, hidden, **OPTIONS)
+    grid = np.linspace(-60, 140, 801)
+    mean, deciles = conditional.mean(), conditional.quantile([0.1, 0.5, 0.9])
+    np.testing.assert_array_equal(conditional.median(), deciles[1])
+    lower, upper = conditional.interval(0.8)
+    np.testing.assert_allclose([lower, upper], deciles[[0, 2]], rtol=1e-6)
+    for i in range(2):
+        line = np.repeat(hidden[i : i + 1], grid.size, axis=0)
+        values = rows[np.full(grid.size, i)].copy()
+        values[:, 1] = grid
+        density = np.exp(geode_jax.condition(posterior, line, **OPTIONS).log_prob(values))
+        step = grid[1] - grid[0]
+        assert density.sum() * step == pytest.approx(1.0, abs=2e-3)
+        assert (density * grid).sum() * step == pytest.approx(mean[i, 1], abs=0.1)
+        below = [density[grid <= decile].sum() * step for decile in deciles[:, i, 1]]
+        np.testing.assert_allclose(below, [0.1, 0.5, 0.9], atol=0.05)
+
+
+def test_draws_have_the_density_of_log_prob(posterior, rows):
+    """Mean of the log density over draws against its integral: two features at once, on a grid."""
+    hidden = np.where(SEEN, rows, np.nan)[:1]
+    conditional = geode_jax.condition(posterior, hidden, **OPTIONS)
+    draws = conditional.sample(jax.random.key(1), 640)[:, 0]
+    at_draws = geode_jax.condition(posterior, np.repeat(hidden, 640, axis=0), **OPTIONS).log_prob(draws)
+    axes = [np.linspace(draws[:, j].min() - 20, draws[:, j].max() + 20, 50) for j in (1, 4)]
+    first, second = (part.ravel() for part in np.meshgrid(*axes, indexing="ij"))
+    values = np.repeat(rows[:1], first.size, axis=0)
+    values[:, 1], values[:, 4] = first, second
+    log_prob = geode_jax.condition(posterior, np.repeat(hidden, first.size, axis=0), **OPTIONS).log_prob(values)
+    cell = np.prod([axis[1] - axis[0] for axis in axes])
+    density = np.exp(log_prob)
+    assert density.sum() * cell == pytest.approx(1.0, abs=0.03)
+    expected = (density * log_prob).sum() / density.sum()
+    assert at_draws.mean() == pytest.approx(expected, abs=5 * at_draws.std() / np.sqrt(640))
+
+
+def test_complete_rows_are_points(posterior, rows):
+    hidden = rows.copy()
+    hidden[0, 1] = np.nan
+    conditional = geode_jax.condition(posterior, hidden)
+    assert (conditional.log_prob(rows)[1:] == 0).all()
+    assert (conditional.sample(jax.random.key(0), 3)[:, 1:] == rows[1:]).all()
+    np.testing.assert_array_equal(conditional.quantile(0.3)[1:], rows[1:])
+    complete = geode_jax.condition(posterior, rows)
+    np.testing.assert_array_equal(complete.mean(), rows)
+    np.testing.assert_array_equal(complete.quantile([0.2, 0.4]), np.stack([rows, rows]))
+    assert (complete.log_prob(rows) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c, x: c.quantile(1.0), r"level: expected a number in \(0, 1\), got 1"),
+        (lambda c, x: c.interval(95), r"probability: expected a number in \(0, 1\), got 95"),
+        (lambda c, x: c.log_prob(x[:1]), r"values: expected shape \(7, 6\) as the rows, got \(1, 6\)"),
+        (lambda c, x: c.log_prob(np.full_like(x, np.nan)), "values: expected at least one observed value"),
+        (lambda c, x: c.log_prob(np.where(SEEN, x, np.nan)), "values: expected a number wherever the rows have a miss"),
+        (lambda c, x: c.sample(jax.random.key(0), 0), "num_samples: expected an integer of at least 1, got 0"),
+    ],
+)
+def test_errors(posterior, rows, call, message):
+    conditional = geode_jax.condition(posterior, np.where(SEEN, rows, np.nan))
+    with pytest.raises(ValueError, match=message):
+        call(conditional, rows)
