@@ -33,6 +33,8 @@ STATISTICS_BYTES = 2**32
 # Rows with missing features are drawn in groups where a sweep over all of them takes more than this many operations
 # (matrices times d^3) per tree.
 GROUP_COST = 1e8
+# Trees whose conditional means fill missing entries.
+FILL_TREES = 4
 BAR_FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
 
 
@@ -352,6 +354,7 @@ def _complete(
     assert settings.max_rank is not None
     rows = np.flatnonzero(~is_observed.all(axis=1))
     seen = is_observed[rows]
+    seeds = seeds[:FILL_TREES]
     partitions, scales = _grow_trees(x, is_observed, settings, seeds, on_step)
     scaled = (x / scales).astype(x.dtype)
     left_out = list(each_fold(folds))

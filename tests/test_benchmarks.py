@@ -8,6 +8,8 @@ from benchmarks import (
     digits_density,
     dimension,
     frey_inpainting,
+    frey_missing,
+    missing_time,
     mixing,
     partition_calls,
     readme,
@@ -26,6 +28,21 @@ def test_frey():
     rows = frey_inpainting.main(["--quick"])
     assert {row["method"] for row in rows} == {"published", "default"}
     assert all(0 < row["mae"] < 25 for row in rows)
+
+
+def test_frey_missing():
+    try:
+        find_data("frey_faces.npz")
+    except SystemExit:
+        pytest.skip("Frey faces are not ours to ship")
+    rows = frey_missing.main(["--quick"])
+    assert [row["missing"] for row in rows if row["method"] == "GEODE"] == [0.0, 0.2, 0.5]
+    assert all(0 < row["mae"] < 25 for row in rows)
+
+
+def test_missing_time():
+    rows = missing_time.main(["--quick"])
+    assert len({row["partial_rows_mebibytes"] for row in rows}) == 1  # whatever the number of features
 
 
 def test_missing_data_is_explained(tmp_path, monkeypatch):

@@ -40,6 +40,19 @@ def test_impute(model, data):
     np.testing.assert_array_equal(model.score_samples(hidden), geode_jax.log_density(model.posterior_, hidden))
 
 
+def test_multiple_imputation(model, data):
+    hidden = data[:4].copy()
+    hidden[:, 2] = np.nan
+    draws = model.impute_draws(hidden, n_imputations=3)
+    assert draws.shape == (3, 4, 6)
+    np.testing.assert_array_equal(
+        draws[:, :, [0, 1, 3, 4, 5]], np.broadcast_to(data[:4], (3, 4, 6))[:, :, [0, 1, 3, 4, 5]]
+    )
+    assert np.ptp(draws[:, :, 2], axis=0).min() > 0
+    with pytest.raises(ValueError, match="n_imputations: expected an integer of at least 1, got 0"):
+        model.impute_draws(hidden, n_imputations=0)
+
+
 def test_random_state(data):
     first, second = (geode_jax.GeodeDensity(**OPTIONS).fit(data) for _ in range(2))
     np.testing.assert_array_equal(first.sample(3), second.sample(3))

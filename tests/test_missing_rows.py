@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from numpyro.infer import MCMC
 
 import geode_jax
 from geode_jax import forest as forest_module
@@ -13,6 +14,7 @@ from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import Partition
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
+from geode_jax.interop.numpyro import GeodeKernel
 
 DICTIONARY = geode_jax.DictionarySettings(
     num_trees=2,
@@ -211,6 +213,18 @@ def test_low_rank_fill_finds_what_low_rank_data_hide():
     noise = rng.normal(size=(200, 40))
     filled = fill_low_rank(np.where(is_observed, noise, np.nan), is_observed, 20, 0)
     assert np.abs(filled[~is_observed]).mean() < 0.2  # nothing to find
+
+
+def test_numpyro_kernel_and_saving(data, tmp_path):
+    settings = dataclasses.replace(DICTIONARY, num_trees=1)
+    kernel = GeodeKernel(geode_jax.learn_forest(jax.random.key(0), _hide(data, "at random"), dictionary=settings))
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(jax.random.key(1))
+    posterior = kernel.posterior(mcmc)
+    posterior.save(tmp_path / "model.npz")
+    loaded = geode_jax.Posterior.load(tmp_path / "model.npz")
+    assert loaded.dictionary_settings == posterior.dictionary_settings
+    np.testing.assert_array_equal(geode_jax.log_density(loaded, data), geode_jax.log_density(posterior, data))
 
 
 def test_no_complete_row(data):

@@ -189,10 +189,22 @@ def _by_gram(
         own, inherited = np.split(vectors[:, useful], [int(mask.sum())])
         basis = centred[mask].T @ own - np.outer(mean, own.sum(axis=0)) + extra.T @ inherited
         basis /= singular[useful]
-        # Small singular values lose orthogonality through the square: one QR restores it to rounding.
-        basis = linalg.qr(basis, mode="economic")[0] if useful.any() else basis
+        basis = _orthonormal(basis) if useful.any() else basis
         result.append((origin + mean, Spectrum(basis, values[useful])))
     return result
+
+
+def _orthonormal(basis: np.ndarray) -> np.ndarray:
+    """Restore to rounding what small singular values lose of orthogonality through the square of the matrix.
+
+    By the Cholesky factor of the inner products, a tenth of the cost of a QR decomposition; where they are far from the
+    identity, by that.
+    """
+    inner = basis.T @ basis
+    if np.abs(inner - np.eye(inner.shape[0])).max() > 0.1 / inner.shape[0]:
+        return linalg.qr(basis, mode="economic")[0]
+    factor = linalg.cholesky(inner, lower=True, check_finite=False)
+    return linalg.solve_triangular(factor, basis.T, lower=True, check_finite=False).T
 
 
 def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:

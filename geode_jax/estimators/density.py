@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from geode_jax._checks import check_integer
 from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.fit import fit
-from geode_jax.predict.predictive import impute, impute_mean, log_density, sample
+from geode_jax.predict.predictive import impute, impute_draws, impute_mean, log_density, sample
 from geode_jax.settings import (
     CrossFit,
     DictionarySettings,
@@ -153,6 +153,11 @@ class GeodeDensity(DensityMixin, BaseEstimator):
         if interval is None:
             return impute_mean(*self._fitted(X))
         return tuple(impute(*self._fitted(X), interval=interval))  # type: ignore[return-value]
+
+    def impute_draws(self, X: ArrayLike, n_imputations: int = 5) -> np.ndarray:
+        """Multiple imputation: (n_imputations, n, D), NaN drawn jointly from its conditional distribution."""
+        posterior, data = self._fitted(X)
+        return impute_draws(self._key(), posterior, data, check_integer(n_imputations, "n_imputations", 1))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
