@@ -80,7 +80,10 @@ def log_prior_noise(state: State, prior: Prior) -> Float[Array, ""]:
 
 
 def log_joint(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: int) -> Float[Array, ""]:
-    """Log p(x, z, S, R, u, tau, 1/sigma2, a_S) in model coordinates, up to nothing: every normaliser is included."""
+    """Log p(x, z, S, R, u, tau, 1/sigma2, a_S) in model coordinates, up to nothing: every normaliser is included.
+
+    Rows with missing features count as completed, by the statistics that were drawn for them.
+    """
     return (
         log_likelihood(state, sums, tree, num_features)
         + log_membership(state, sums, tree)

@@ -15,8 +15,8 @@ import numpy as np
 from geode_jax._typing import Array, Float, Int
 from geode_jax.math.lowrank import Observed, masked_gram, missing_root, observe
 
-# Rows of one node that are reduced at once: few sizes, for every one is compiled.
-_SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 64
+# Rows of one node that are reduced at once: two sizes, for every one is compiled.
+_SMALL_CHUNK, _LARGE_CHUNK = 8, 64
 
 
 class PartialRows(eqx.Module):
@@ -147,8 +147,8 @@ def reduce_rows(
 
 
 def _chunks(index: np.ndarray) -> list[np.ndarray]:
-    """Pieces of a power of two in size; the last repeats its final element."""
-    size = min(max(_SMALLEST_CHUNK, 1 << (index.size - 1).bit_length()), _LARGEST_CHUNK)
+    """Pieces of one of two sizes; the last repeats its final element."""
+    size = _LARGE_CHUNK if 2 * index.size > _LARGE_CHUNK else _SMALL_CHUNK
     padded = np.append(index, np.repeat(index[-1:], -index.size % size))
     return list(padded.reshape(-1, size))
 

@@ -74,9 +74,9 @@ def cross_fitted_statistics(
 
 
 def observed_statistics_of(
-    dictionary: Dictionary, x: Float[Array, "b D"], is_observed: Float[Array, "b D"]
+    dictionary: Dictionary, x: Float[Array, "b D"], is_observed: Float[Array, "#b D"]
 ) -> Observed:
-    """Statistics of partial rows at every node, batch axes (b, K)."""
+    """Statistics of partial rows at every node, batch axes (b, K); one mask may serve all rows."""
 
     def at_node(node: tuple[Array, Array]) -> Observed:
         return observe(x, is_observed, *node)

@@ -243,6 +243,33 @@ def test_noise_scale_of_a_constant_feature_is_the_floor():
     assert found[3] > 0.01 * found.max()
 
 
+def test_filled_entries_say_nothing_of_the_noise():
+    """Two of ten features have three times the noise and are half filled with the signal: their scales stay."""
+    rng = np.random.default_rng(0)
+    signal = rng.normal(size=(600, 2)) @ rng.normal(size=(2, 10))
+    deviation = np.where(np.arange(10) < 2, 3.0, 1.0)
+    noisy = signal + 0.2 * deviation * rng.normal(size=signal.shape)
+    is_observed = (np.arange(10) >= 2) | (rng.random(signal.shape) < 0.5)
+    x = np.where(is_observed, noisy, signal)
+    options = {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
+    whole = Partition(0, (np.arange(600),))
+    expected = deviation / np.exp(np.log(deviation).mean())
+    np.testing.assert_allclose(learn_feature_scales(x, whole, 2, is_observed, **options), expected, rtol=0.15)
+    assert learn_feature_scales(x, whole, 2, **options)[:2].max() < 0.85 * expected[0]
+
+
+def test_seldom_observed_features_have_the_average_noise():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 8))
+    is_observed = np.ones(x.shape, bool)
+    is_observed[2:, 0] = False
+    x[:, 0] = 0.0
+    scales = learn_feature_scales(
+        x, Partition(0, (np.arange(300),)), 1, is_observed, num_rounds=3, num_folds=5, floor=0.05, seed=0
+    )
+    assert scales[0] > 0.5 * np.median(scales)
+
+
 def test_frame_is_invariant_and_exact_far_from_the_origin():
     x = np.random.default_rng(0).normal(size=(40, 3))
     base = to_model(x, learn_frame(x), np.dtype(np.float64))

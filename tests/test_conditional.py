@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import geode_jax
+from geode_jax.predict import conditional as conditional_module
 
 SEEN = np.array([True, False, True, True, False, True])
 OPTIONS = {"num_draws": 200, "num_candidates": 31}
@@ -100,3 +101,35 @@ def test_errors(posterior, rows, call, message):
     conditional = geode_jax.condition(posterior, np.where(SEEN, rows, np.nan))
     with pytest.raises(ValueError, match=message):
         call(conditional, rows)
+
+
+def test_rows_of_one_pattern_share_its_algebra(posterior, data, monkeypatch):
+    """40 rows miss the same features, 5 others do not: as one by one, in their order."""
+    hidden = data[:45].copy()
+    hidden[:40, [1, 4]] = np.nan
+    hidden[[3, 7, 40, 42], [0, 2, 1, 5]] = np.nan
+    order = np.random.default_rng(0).permutation(45)
+    hidden = hidden[order]
+    masks = []
+    original = conditional_module.conditional_summary
+
+    def spy(dictionary, draws, x, is_observed, **options):
+        masks.append(is_observed.shape[0])
+        return original(dictionary, draws, x, is_observed, **options)
+
+    monkeypatch.setattr(conditional_module, "conditional_summary", spy)
+    together = geode_jax.impute(posterior, hidden)
+    assert 1 in masks
+    masks.clear()
+    parts = [geode_jax.impute(posterior, part) for part in np.array_split(hidden, 3)]
+    assert 1 not in masks
+    tolerance = 1e-3 if posterior.dtype == np.float32 else 1e-9
+    for whole, pieces in zip(together, zip(*parts, strict=True), strict=True):
+        np.testing.assert_allclose(whole, np.concatenate(pieces), rtol=tolerance)
+    for function in (geode_jax.log_density, geode_jax.intrinsic_dimension):
+        whole = function(posterior, hidden)
+        pieces = np.concatenate([function(posterior, part) for part in np.array_split(hidden, 3)])
+        np.testing.assert_allclose(whole, pieces, rtol=tolerance, atol=tolerance)
+    draws = geode_jax.impute_draws(jax.random.key(0), posterior, hidden, 2)
+    np.testing.assert_array_equal(np.isnan(draws).sum(), 0)
+    np.testing.assert_array_equal(draws[:, ~np.isnan(hidden)], np.stack([hidden[~np.isnan(hidden)]] * 2))

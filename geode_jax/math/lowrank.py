@@ -51,18 +51,21 @@ class Latent(NamedTuple):
 
 def observe(
     x: Float[Array, "b D"],
-    is_observed: Float[Array, "b D"],
+    is_observed: Float[Array, "#b D"],
     centre: Float[Array, "D"],
     basis: Float[Array, "D d"],
 ) -> Observed:
     """Reduce partial rows to d-sized statistics at one component.
 
-    `is_observed` holds ones and zeros; `x` is finite, with anything at missing entries.
+    `is_observed` holds ones and zeros, one row of them where all rows miss the same features: their products of the
+    basis are then taken once. `x` is finite, with anything at missing entries.
     """
     gram = masked_gram(is_observed, basis)
+    factor = _ridged_factor(gram)
+    gram, factor = (jnp.broadcast_to(part, (x.shape[0], *part.shape[1:])) for part in (gram, factor))
     centred = is_observed * (x - centre)
     cross = jnp.matmul(centred, basis, precision=HIGHEST)
-    start = solve_factored(_ridged_factor(gram), cross)
+    start = solve_factored(factor, cross)
     error = centred - is_observed * jnp.matmul(start, basis.T, precision=HIGHEST)
     return Observed(
         gram=gram,
@@ -70,7 +73,7 @@ def observe(
         start=start,
         remainder=jnp.matmul(error, basis, precision=HIGHEST),
         residual=jnp.sum(jnp.square(error), axis=-1),
-        num_observed=is_observed.sum(axis=-1),
+        num_observed=jnp.broadcast_to(is_observed.sum(axis=-1), x.shape[:1]),
     )
 
 

@@ -1,5 +1,8 @@
 """What every prediction does at its boundary: arguments, units, draws on the device, memory per row."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,7 @@ from geode_jax._checks import check_data, check_instance, check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.build.standardise import to_model
 from geode_jax.gibbs.chain import Draw
+from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior import Posterior
 from geode_jax.predict.partial import bytes_per_row
 
@@ -16,6 +20,8 @@ from geode_jax.predict.partial import bytes_per_row
 DENSITY_DRAWS = 200
 PARTIAL_DRAWS = 16
 CANDIDATES = 6
+# Rows with missing features are worked on together where at least this many miss the same ones.
+COMMON_PATTERN = 32
 
 
 def check_rows(posterior: Posterior, X: ArrayLike) -> tuple[Posterior, np.ndarray]:
@@ -42,6 +48,38 @@ def partial_rows(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np
     missing = np.isnan(data)
     x = to_model(np.where(missing, posterior.shift, data), posterior.frame, posterior.dtype)
     return x, (~missing).astype(posterior.dtype)
+
+
+def map_partial_rows(
+    function: Callable[..., Any], x: np.ndarray, is_observed: np.ndarray, *more: np.ndarray, bytes_per_row: int
+) -> Any:
+    """:func:`map_row_blocks` of ``function(rows, masks, ...)``, rows that miss the same features together.
+
+    A pattern of many rows, as in regression, gets blocks of its own and is passed as one mask, (1, D), so that what
+    depends on the pattern alone is done once per block.
+    """
+    packed = np.packbits(is_observed.astype(bool), axis=1)
+    _, pattern, count = np.unique(packed, axis=0, return_inverse=True, return_counts=True)
+    pattern = pattern.reshape(-1)
+    is_common = count >= COMMON_PATTERN
+    index, parts = [], []
+    rest = np.flatnonzero(~is_common[pattern])
+    if rest.size:
+        arrays = (array[rest] for array in (x, is_observed, *more))
+        index.append(rest)
+        parts.append(map_row_blocks(function, *arrays, bytes_per_row=bytes_per_row))
+    for number in np.flatnonzero(is_common):
+        here = np.flatnonzero(pattern == number)
+        mask = jnp.asarray(is_observed[here[:1]])
+        arrays = (array[here] for array in (x, *more))
+        index.append(here)
+        parts.append(
+            map_row_blocks(
+                lambda rows, *others, mask=mask: function(rows, mask, *others), *arrays, bytes_per_row=bytes_per_row
+            )
+        )
+    order = np.argsort(np.concatenate(index))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
 
 
 def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int) -> int:

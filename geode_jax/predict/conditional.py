@@ -14,6 +14,7 @@ from geode_jax.predict.boundary import (
     PARTIAL_DRAWS,
     check_candidates,
     check_rows,
+    map_partial_rows,
     partial_row_bytes,
     partial_rows,
     thinned,
@@ -82,7 +83,7 @@ class Conditional:
         with precision_of(posterior.dtype):
             draws = thinned(posterior, self.num_draws, PARTIAL_DRAWS)
             x, is_observed = partial_rows(posterior, self.rows[partial])
-            drawn = map_row_blocks(
+            drawn = map_partial_rows(
                 lambda rows, seen, number: conditional_draws(
                     key,
                     posterior.dictionary,
@@ -132,7 +133,7 @@ class Conditional:
                 apart,
                 bytes_per_row=density_row_bytes(draws, apart),
             )
-            seen = map_row_blocks(
+            seen = map_partial_rows(
                 lambda rows, mask: log_density_partial(
                     posterior.dictionary, draws, rows, mask, num_candidates=self.num_candidates
                 ),
@@ -163,7 +164,7 @@ class Conditional:
         self, x: np.ndarray, is_observed: np.ndarray, levels: tuple[float, ...] | None
     ) -> tuple[np.ndarray, ...]:
         draws = thinned(self.posterior, self.num_draws, PARTIAL_DRAWS)
-        return map_row_blocks(
+        return map_partial_rows(
             lambda rows, seen: conditional_summary(
                 self.posterior.dictionary, draws, rows, seen, num_candidates=self.num_candidates, levels=levels
             ),

@@ -18,6 +18,7 @@ from geode_jax.predict.boundary import (
     PARTIAL_DRAWS,
     check_candidates,
     check_rows,
+    map_partial_rows,
     partial_row_bytes,
     partial_rows,
     thinned,
@@ -54,7 +55,7 @@ def intrinsic_dimension(
         if is_partial.any():
             draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
             x, is_observed = partial_rows(posterior, data[is_partial])
-            nodes = map_row_blocks(
+            nodes = map_partial_rows(
                 lambda rows, seen: _node_probabilities_partial(
                     posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
                 ),

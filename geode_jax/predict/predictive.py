@@ -15,6 +15,7 @@ from geode_jax.predict.boundary import (
     PARTIAL_DRAWS,
     check_candidates,
     check_rows,
+    map_partial_rows,
     partial_row_bytes,
     partial_rows,
     thinned,
@@ -63,7 +64,7 @@ def log_density(
         if is_partial.any():
             draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
             x, is_observed = partial_rows(posterior, data[is_partial])
-            by_tree = map_row_blocks(
+            by_tree = map_partial_rows(
                 lambda rows, seen: log_density_partial(
                     posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
                 ),
@@ -106,7 +107,7 @@ def log_density_draws(
             result[~is_partial] = by_draw + posterior.log_jacobian
         if is_partial.any():
             x, is_observed = partial_rows(posterior, data[is_partial])
-            by_draw = map_row_blocks(
+            by_draw = map_partial_rows(
                 lambda rows, seen: log_densities_partial(
                     posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
                 ),
