@@ -58,6 +58,9 @@ class MissingRows:
     `num_candidates`: nodes that such a row may belong to; None takes enough to lose one
     in 10,000 of its posterior mass, 4 to 16. `num_groups`: a sweep draws one group of these rows, so that each is drawn
     in every `num_groups`-th sweep; None takes 1 to 4 by their cost.
+
+    The sampler keeps two (d, d) matrices per tree, row and candidate, ``8 F n_m M d**2`` bytes in float32 (with few
+    patterns of missing features: per tree, pattern, fold and node).
     """
 
     num_candidates: int | None = None
