@@ -40,6 +40,7 @@ def test_frey_missing():
     assert all(0 < row["mae"] < 25 for row in rows)
 
 
+@pytest.mark.slow
 def test_missing_time():
     rows = missing_time.main(["--quick"])
     assert len({row["partial_rows_mebibytes"] for row in rows}) == 1  # whatever the number of features

@@ -55,6 +55,7 @@ def test_log_prob_integrates_to_the_quantiles_and_the_mean(posterior, data):
         np.testing.assert_allclose(below, [0.1, 0.5, 0.9], atol=0.05)
 
 
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
 def test_draws_have_the_density_of_log_prob(posterior, rows):
     """Mean of the log density over draws against its integral: two features at once, on a grid."""
     hidden = np.where(SEEN, rows, np.nan)[:1]
@@ -103,6 +104,7 @@ def test_errors(posterior, rows, call, message):
         call(conditional, rows)
 
 
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
 def test_rows_of_one_pattern_share_its_algebra(posterior, data, monkeypatch):
     """40 rows miss the same features, 5 others do not: as one by one, in their order."""
     hidden = data[:45].copy()

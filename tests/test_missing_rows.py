@@ -96,6 +96,7 @@ def test_missing_features_cost_little_and_are_filled_well(data):
     assert np.abs(filled - data)[missing].mean() < 0.5 * np.abs(by_column - data)[missing].mean()
 
 
+@pytest.mark.slow
 def test_both_types_and_settings(data):
     hidden = _hide(data, "at random")
     missing_rows = geode_jax.MissingRows(num_candidates=7, num_groups=3)
@@ -215,6 +216,7 @@ def test_low_rank_fill_finds_what_low_rank_data_hide():
     assert np.abs(filled[~is_observed]).mean() < 0.2  # nothing to find
 
 
+@pytest.mark.slow
 def test_numpyro_kernel_and_saving(data, tmp_path):
     settings = dataclasses.replace(DICTIONARY, num_trees=1)
     kernel = GeodeKernel(geode_jax.learn_forest(jax.random.key(0), _hide(data, "at random"), dictionary=settings))

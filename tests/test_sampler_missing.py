@@ -119,8 +119,10 @@ def test_draws_are_those_of_brute_force_imputation(dtype):
     assert statistics.min() * statistics.size > LEVEL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", MISSING_BUGS)
 def test_planted_bug_is_caught_by_the_draws(bug):
+    """About 7 s each."""
     nodes, statistics = _p_values("float32", bug)
     assert min(nodes.min() * nodes.size, statistics.min() * statistics.size) < LEVEL
 
