@@ -30,6 +30,7 @@ def test_frey():
     assert all(0 < row["mae"] < 25 for row in rows)
 
 
+@pytest.mark.slow
 def test_frey_missing():
     try:
         find_data("frey_faces.npz")
