@@ -57,7 +57,8 @@ def _frey_missing() -> list[str]:
     record = _load("frey_missing")
     lines = [
         "**Missing values in training too** (Frey faces as above, seeds"
-        f" {record['settings']['seeds']}; no complete training row is left), `{record['command']}`:",
+        f" {record['settings']['seeds']}; where any are missing no training row is complete; timed beside other work on"
+        f" the machine), `{record['command']}`:",
         "",
         "| | missing in training | mean abs. error | coverage of 95% | mean width | seconds in all |",
         "|---|---|---|---|---|---|",

@@ -348,8 +348,7 @@ def _complete(
 
     A row is filled by dictionaries that left its own fold out: one that knew the row would find again what it was
     filled with before. And the rows that a fold's dictionary learns from are filled by dictionaries that left that fold
-    out too, or what it says of the fold's rows would hang on these themselves (digits with half of the training entries
-    missing: intervals of 95% then hold 92%).
+    out too, or what it says of the fold's rows would hang on these themselves, and intervals would be too narrow.
     """
     assert settings.max_rank is not None
     rows = np.flatnonzero(~is_observed.all(axis=1))
