@@ -13,7 +13,7 @@ from geode_jax.build.standardise import to_model
 from geode_jax.gibbs.chain import Draw
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior import Posterior
-from geode_jax.predict.partial import bytes_per_row
+from geode_jax.predict.partial import bytes_per_row, log_density_partial
 
 # Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density is far below
 # its posterior spread. Every draw of a partial row costs a Cholesky factor per candidate node.
@@ -90,3 +90,15 @@ def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int) ->
 def to_data(posterior: Posterior, x: np.ndarray) -> np.ndarray:
     """Model coordinates to the data's units."""
     return posterior.shift + posterior.scale * np.asarray(x, dtype=np.float64)
+
+
+def partial_log_density_by_tree(
+    posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray, num_candidates: int
+) -> np.ndarray:
+    """Log density of the observed parts under each tree, (n, F), in model coordinates."""
+    return map_partial_rows(
+        lambda rows, seen: log_density_partial(posterior.dictionary, draws, rows, seen, num_candidates=num_candidates),
+        x,
+        is_observed,
+        bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
+    )

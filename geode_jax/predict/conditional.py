@@ -15,6 +15,7 @@ from geode_jax.predict.boundary import (
     check_candidates,
     check_rows,
     map_partial_rows,
+    partial_log_density_by_tree,
     partial_row_bytes,
     partial_rows,
     thinned,
@@ -22,7 +23,6 @@ from geode_jax.predict.boundary import (
 )
 from geode_jax.predict.density import density_row_bytes, log_density_by_tree
 from geode_jax.predict.impute import conditional_draws, conditional_summary
-from geode_jax.predict.partial import log_density_partial
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,14 +133,7 @@ class Conditional:
                 apart,
                 bytes_per_row=density_row_bytes(draws, apart),
             )
-            seen = map_partial_rows(
-                lambda rows, mask: log_density_partial(
-                    posterior.dictionary, draws, rows, mask, num_candidates=self.num_candidates
-                ),
-                x,
-                is_observed,
-                bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates),
-            )
+            seen = partial_log_density_by_tree(posterior, draws, x, is_observed, self.num_candidates)
         by_tree = np.asarray(whole, np.float64) - seen
         units = missing @ np.log(posterior.scale) + missing.sum(axis=1) * np.log(factor[:, 0])
         result[partial] = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1]) - units

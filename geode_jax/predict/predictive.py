@@ -16,6 +16,7 @@ from geode_jax.predict.boundary import (
     check_candidates,
     check_rows,
     map_partial_rows,
+    partial_log_density_by_tree,
     partial_row_bytes,
     partial_rows,
     thinned,
@@ -24,7 +25,7 @@ from geode_jax.predict.boundary import (
 from geode_jax.predict.conditional import condition
 from geode_jax.predict.density import density_row_bytes, log_densities, log_density_complete
 from geode_jax.predict.draw import sample_rows
-from geode_jax.predict.partial import log_densities_partial, log_density_partial
+from geode_jax.predict.partial import log_densities_partial
 
 
 class Imputation(NamedTuple):
@@ -64,14 +65,7 @@ def log_density(
         if is_partial.any():
             draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
             x, is_observed = partial_rows(posterior, data[is_partial])
-            by_tree = map_partial_rows(
-                lambda rows, seen: log_density_partial(
-                    posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
-                ),
-                x,
-                is_observed,
-                bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
-            )
+            by_tree = partial_log_density_by_tree(posterior, draws, x, is_observed, num_candidates)
             by_row = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])
             result[is_partial] = by_row - is_observed @ np.log(posterior.scale)
     return result
