@@ -256,6 +256,8 @@ def test_filled_entries_say_nothing_of_the_noise():
     expected = deviation / np.exp(np.log(deviation).mean())
     np.testing.assert_allclose(learn_feature_scales(x, whole, 2, is_observed, **options), expected, rtol=0.15)
     assert learn_feature_scales(x, whole, 2, **options)[:2].max() < 0.85 * expected[0]
+    wild = np.where(is_observed, noisy, signal + 1.5 * rng.normal(size=x.shape))
+    np.testing.assert_allclose(learn_feature_scales(wild, whole, 2, is_observed, **options), expected, rtol=0.15)
 
 
 def test_seldom_observed_features_have_the_average_noise():
