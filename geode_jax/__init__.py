@@ -1,11 +1,18 @@
 """Bayesian multiscale density estimation (GEODE) for high-dimensional data near low-dimensional sets."""
 
+from geode_jax.class_posterior import ClassPosterior
+from geode_jax.estimators.classifier import GeodeClassifier
 from geode_jax.estimators.density import GeodeDensity
+from geode_jax.estimators.imputer import GeodeImputer
+from geode_jax.estimators.regressor import GeodeRegressor
 from geode_jax.fit import fit, sample_posterior
+from geode_jax.fit_classes import fit_classes
 from geode_jax.forest import Forest, learn_forest
 from geode_jax.posterior import Posterior
+from geode_jax.predict.classes import class_log_densities, class_log_probabilities
 from geode_jax.predict.conditional import Conditional, condition
 from geode_jax.predict.dimension import intrinsic_dimension
+from geode_jax.predict.held_out import held_out_log_density
 from geode_jax.predict.predictive import (
     Imputation,
     impute,
@@ -34,6 +41,7 @@ from geode_jax.settings import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClassPosterior",
     "Conditional",
     "CrossFit",
     "DictionarySettings",
@@ -42,7 +50,10 @@ __all__ = [
     "FeatureNoise",
     "Forest",
     "GammaPrior",
+    "GeodeClassifier",
     "GeodeDensity",
+    "GeodeImputer",
+    "GeodeRegressor",
     "Imputation",
     "MissingRows",
     "Posterior",
@@ -52,8 +63,12 @@ __all__ = [
     "SamplerSettings",
     "SharedSpan",
     "SliceMembership",
+    "class_log_densities",
+    "class_log_probabilities",
     "condition",
     "fit",
+    "fit_classes",
+    "held_out_log_density",
     "impute",
     "impute_draws",
     "impute_mean",

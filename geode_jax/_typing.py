@@ -22,9 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-__all__ = ["Array", "ArrayLike", "Bool", "DTypeLike", "Float", "Int", "KeyArray", "precision_of"]
+__all__ = ["Array", "ArrayLike", "Bool", "Count", "DTypeLike", "Float", "Int", "KeyArray", "precision_of"]
 
 KeyArray: TypeAlias = jax.Array
+# a number of things, known when tracing or not; one each where problems are stacked
+Count: TypeAlias = Any
 ArrayLike: TypeAlias = Any
 DTypeLike: TypeAlias = Any
 

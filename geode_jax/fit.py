@@ -11,7 +11,7 @@ from tqdm import tqdm
 from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.forest import BAR_FORMAT, Forest, grow_forest
-from geode_jax.gibbs.run import run_chains
+from geode_jax.gibbs.run import Samples, run_chains
 from geode_jax.posterior import Posterior
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
@@ -39,6 +39,20 @@ def fit(
 
     Raises TypeError or ValueError naming the argument, and FloatingPointError where sampling became non-finite.
     """
+    return fit_forest(key, X, dictionary=dictionary, prior=prior, sampler=sampler, dtype=dtype, progress=progress)[1]
+
+
+def fit_forest(
+    key: KeyArray,
+    X: ArrayLike,
+    *,
+    dictionary: DictionarySettings | None,
+    prior: Prior | None,
+    sampler: SamplerSettings | None,
+    dtype: Any,
+    progress: bool,
+) -> tuple[Forest, Posterior]:
+    """:func:`fit`, for callers that need the forest too."""
     key = check_key(key)
     data = check_training_data(X)
     real = check_dtype(dtype)
@@ -47,10 +61,10 @@ def fit(
     stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
 
     key_forest, key_sample = jax.random.split(key)
-    with precision_of(real), _bar(progress) as bar:
+    with precision_of(real), progress_bar(progress) as bar:
         # one bar for both stages: the first tenth is stage one
-        forest = grow_forest(key_forest, data, stage_one, real, partial(_move, bar, 0.0, 0.1))
-        return _sample(key_sample, forest, model_prior, stage_two, partial(_move, bar, 0.1, 1.0))
+        forest = grow_forest(key_forest, data, stage_one, real, partial(move_bar, bar, 0.0, 0.1))
+        return forest, _sample(key_sample, forest, model_prior, stage_two, partial(move_bar, bar, 0.1, 1.0))
 
 
 def sample_posterior(
@@ -66,8 +80,8 @@ def sample_posterior(
     check_instance(forest, "forest", Forest)
     model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
     stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
-    with precision_of(forest.dtype), _bar(progress) as bar:
-        return _sample(key, forest, model_prior, stage_two, partial(_move, bar, 0.0, 1.0))
+    with precision_of(forest.dtype), progress_bar(progress) as bar:
+        return _sample(key, forest, model_prior, stage_two, partial(move_bar, bar, 0.0, 1.0))
 
 
 def _sample(
@@ -80,8 +94,12 @@ def _sample(
     def on_segment(done: int, total: int) -> None:
         on_step(done / total, f"sweep {done} of {total}")
 
-    problems = forest.problem(prior, settings)
-    samples = run_chains(key, problems, settings, on_segment)
+    samples = run_chains(key, forest.problem(prior, settings), settings, on_segment)
+    return posterior_of(forest, samples, prior, settings)
+
+
+def posterior_of(forest: Forest, samples: Samples, prior: Prior, settings: SamplerSettings) -> Posterior:
+    """What :func:`fit` returns, from its two stages."""
     return Posterior(
         dictionary=forest.dictionary,
         draws=samples.draws,
@@ -94,11 +112,12 @@ def _sample(
     )
 
 
-def _bar(progress: bool) -> Any:
+def progress_bar(progress: bool) -> Any:
+    """A bar from 0 to 1 on standard error, or nothing."""
     return tqdm(total=1.0, disable=not progress, bar_format=BAR_FORMAT)
 
 
-def _move(bar: Any, first: float, last: float, share: float, text: str) -> None:
+def move_bar(bar: Any, first: float, last: float, share: float, text: str) -> None:
     """Show a stage that reaches from `first` to `last` on the bar, and of which `share` is done."""
     bar.set_description_str(text, refresh=False)
     bar.update(first + (last - first) * share - bar.n)

@@ -15,10 +15,10 @@ from geode_jax._checks import check_dtype, check_instance, check_key, check_trai
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.neighbours import neighbour_graph
-from geode_jax.build.noise import learn_feature_scales
+from geode_jax.build.noise import learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, default_depth, partition_rows
 from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
-from geode_jax.build.standardise import learn_frame, to_model
+from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.build.subspace import Subspaces, assign_folds, each_fold, join_groups, learn_subspaces
 from geode_jax.completion import choose_num_candidates, conditional_means, rank_nodes, without_folds
 from geode_jax.dictionary import Dictionary, freeze
@@ -67,7 +67,7 @@ class Forest(eqx.Module):
     @property
     def num_rows(self) -> int:
         """Training rows."""
-        complete = self.statistics.residual.shape[-1]
+        complete = int(self.statistics.num_rows[0])
         if self.partial is None:
             return complete
         return complete + int((self.partial.node[0, ..., 0] < self.dictionary.tree.num_nodes).sum())
@@ -83,7 +83,7 @@ class Forest(eqx.Module):
             prior=prior,
             shrinkage=sampler.shrinkage,
             membership=sampler.membership,
-            num_features=dictionary.num_features,
+            num_features=np.full(self.num_trees, dictionary.num_features, self.dtype),
         )
 
 
@@ -170,16 +170,31 @@ def grow_forest(
     on_step: Callable[[float, str], None],
 ) -> Forest:
     """:func:`learn_forest` on checked arguments, within the precision of `dtype`; tells `on_step` the share done."""
-    is_observed = ~np.isnan(data)
+    settings = resolve(settings, data.shape[0], data.shape[1], int(np.isnan(data).any(axis=1).sum()))
+    frame = learn_frame(data)
+    return grow_in_frame(key, to_model(data, frame, dtype), frame, settings, on_step)
+
+
+def grow_in_frame(
+    key: KeyArray,
+    x: np.ndarray,
+    frame: Frame,
+    settings: DictionarySettings,
+    on_step: Callable[[float, str], None],
+    num_places: int | None = None,
+) -> Forest:
+    """The forest of rows in model coordinates, with settings that leave nothing to the data's shape.
+
+    `num_places`: places for complete rows, at least their number, where several forests are to share a program.
+    """
+    is_observed = ~np.isnan(x)
     is_partial = ~is_observed.all(axis=1)
-    settings = resolve(settings, data.shape[0], data.shape[1], int(is_partial.sum()))
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
     seeds = [int(seed) for seed in rng.integers(2**31, size=settings.num_trees)]
     folds = None
     if settings.cross_fit is not None:
-        folds = assign_folds(data.shape[0], settings.cross_fit.num_folds, rng)
-    frame = learn_frame(data)
-    x = to_model(data, frame, dtype)
+        folds = assign_folds(x.shape[0], settings.cross_fit.num_folds, rng)
+    dtype = x.dtype
     if not is_partial.any():
         learned = _learn(Completed(x, None), None, settings, folds, seeds, on_step)
         x = (x / learned.scales).astype(dtype)
@@ -198,7 +213,7 @@ def grow_forest(
         rows = _partial_rows(x, is_observed, learned, folds)
     on_step(1.0, "learned dictionaries")
     pairs = [
-        _freeze_tree(x, ~is_partial, partition, subspaces, folds)
+        _freeze_tree(x, ~is_partial, partition, subspaces, folds, num_places)
         for partition, subspaces in zip(learned.partitions, learned.subspaces, strict=True)
     ]
     dictionary, statistics = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
@@ -274,7 +289,7 @@ def _grow_trees(
     on_step(0.4, "noise scales")
     scales = learn_feature_scales(
         x,
-        partitions[0],
+        middle_cells(partitions[0]),
         settings.max_rank,
         is_observed,
         seed=seeds[0],
@@ -324,7 +339,12 @@ def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySet
 
 
 def _freeze_tree(
-    x: np.ndarray, is_complete: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None
+    x: np.ndarray,
+    is_complete: np.ndarray,
+    partition: Partition,
+    subspaces: Subspaces,
+    folds: np.ndarray | None,
+    num_places: int | None,
 ) -> tuple[Dictionary, Statistics]:
     """The dictionary of all rows, and the complete rows' statistics from those that left them out."""
     frozen = freeze(partition, subspaces, 0)
@@ -332,7 +352,9 @@ def _freeze_tree(
     x = x[is_complete] if not is_complete.all() else x
     own = np.zeros(x.shape[0], dtype=int) if folds is None else folds[is_complete]
     rows = [jnp.asarray(np.flatnonzero(own == fold)) for fold in range(centres.shape[0])]
-    statistics = cross_fitted_statistics(jnp.asarray(centres), jnp.asarray(bases), frozen, jnp.asarray(x), rows)
+    statistics = cross_fitted_statistics(
+        jnp.asarray(centres), jnp.asarray(bases), frozen, jnp.asarray(x), rows, num_places
+    )
     return frozen, statistics
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import betaln, gammaln
 
-from geode_jax._typing import Array, Bool, DTypeLike, Float, Int, KeyArray
+from geode_jax._typing import Array, Bool, Count, DTypeLike, Float, Int, KeyArray
 from geode_jax.dictionary import Dictionary
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.math.truncated import log_lower_gamma_at_one, log_truncated_gamma
@@ -24,7 +24,7 @@ from geode_jax.state import NodeSums, State, log_normal_constants
 from geode_jax.tree import Tree
 
 
-def log_likelihood(state: State, sums: NodeSums, tree: Tree, num_features: int) -> Float[Array, ""]:
+def log_likelihood(state: State, sums: NodeSums, tree: Tree, num_features: Count) -> Float[Array, ""]:
     """Log p(x | z, u, sigma2), through the node sums."""
     neg_log_u = state.neg_log_u
     quadratic = sums.residual + jnp.sum(jnp.exp(-neg_log_u) * sums.squared, axis=-1)
@@ -79,7 +79,7 @@ def log_prior_noise(state: State, prior: Prior) -> Float[Array, ""]:
     return jnp.sum(a * jnp.log(b) - gammaln(a) + (a - 1.0) * log_precision - b * jnp.exp(log_precision))
 
 
-def log_joint(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: int) -> Float[Array, ""]:
+def log_joint(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: Count) -> Float[Array, ""]:
     """Log p(x, z, S, R, u, tau, 1/sigma2, a_S) in model coordinates, up to nothing: every normaliser is included.
 
     Rows with missing features count as completed, by the statistics that were drawn for them.

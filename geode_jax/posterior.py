@@ -1,10 +1,7 @@
 """What a fit leaves behind: dictionaries, draws, and how to go from the data's units to the model's and back."""
 
 import dataclasses
-import json
 import os
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -12,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geode_jax import settings as _settings
 from geode_jax._typing import Array, Float, precision_of
 from geode_jax.build.standardise import Frame
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.chain import Adaptation, Draw
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
+from geode_jax.storage import decode, encode, read_archive, write_archive
 from geode_jax.tree import tree_from_mask
 
 _FORMAT = "geode_jax posterior"
@@ -149,6 +146,15 @@ class Posterior(eqx.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one ``.npz`` file, without pickle; the file appears whole or not at all."""
+        write_archive(path, *self.to_archive())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Posterior":
+        """Read a file written by :meth:`save`. Raises ValueError where it is not one, or is damaged."""
+        return read_archive(path, _FORMAT, _FORMAT_VERSION, "Posterior.save", Posterior.from_archive)
+
+    def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Header and arrays of a file, for files that hold more than a posterior."""
         arrays = {
             f"{part}.{name}": np.ascontiguousarray(array)
             for part in _PARTS
@@ -162,53 +168,16 @@ class Posterior(eqx.Module):
         header = {
             "format": _FORMAT,
             "version": _FORMAT_VERSION,
-            "dictionary_settings": _encode(self.dictionary_settings),
-            "prior": _encode(self.prior),
-            "sampler_settings": _encode(self.sampler_settings),
+            "dictionary_settings": encode(self.dictionary_settings),
+            "prior": encode(self.prior),
+            "sampler_settings": encode(self.sampler_settings),
         }
-        target = Path(path)
-        partial = target.with_name(target.name + ".part")
-        with open(partial, "wb") as file:
-            np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **arrays)
-        os.replace(partial, target)
+        return header, arrays
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> "Posterior":
-        """Read a file written by :meth:`save`. Raises ValueError where it is not one, or is damaged."""
-        try:
-            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-                header = json.loads(str(file["header"]))
-                arrays = {name: file[name] for name in file.files if name != "header"}
-            if header.get("format") != _FORMAT:
-                raise ValueError("the header names another format")
-            if header["version"] > _FORMAT_VERSION:
-                raise ValueError(f"version {header['version']} is newer than this package's {_FORMAT_VERSION}")
-            return _rebuild(header, arrays)
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            EOFError,
-            AttributeError,
-            IndexError,
-            zipfile.BadZipFile,
-        ) as error:
-            raise ValueError(f"path: expected a file written by Posterior.save, got {path!s}: {error}") from error
-
-
-def _encode(value: Any) -> Any:
-    """A settings object as nested dictionaries that name their class."""
-    if not dataclasses.is_dataclass(value):
-        return value
-    fields = {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return {"class": type(value).__name__, **fields}
-
-
-def _decode(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    kinds: dict[str, Any] = {name: kind for name, kind in vars(_settings).items() if dataclasses.is_dataclass(kind)}
-    return kinds[value["class"]](**{key: _decode(item) for key, item in value.items() if key != "class"})
+    def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "Posterior":
+        """The inverse of :meth:`to_archive`."""
+        return _rebuild(header, arrays)
 
 
 def _fields(module: eqx.Module) -> dict[str, np.ndarray]:
@@ -230,9 +199,9 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
             adaptation=jax.tree.map(np.asarray, Adaptation(**part("adaptation"))),
             shift=arrays["shift"],
             scale=arrays["scale"],
-            dictionary_settings=_decode(header["dictionary_settings"]),
-            prior=_decode(header["prior"]),
-            sampler_settings=_decode(header["sampler_settings"]),
+            dictionary_settings=decode(header["dictionary_settings"]),
+            prior=decode(header["prior"]),
+            sampler_settings=decode(header["sampler_settings"]),
         )
     _check_shapes(posterior)
     return posterior

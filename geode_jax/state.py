@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from geode_jax._typing import Array, Bool, Float, Int
+from geode_jax._typing import Array, Bool, Count, Float, Int
 from geode_jax.statistics import Statistics
 from geode_jax.tree import Tree
 
@@ -24,7 +24,8 @@ class PartialState(eqx.Module):
 class State(eqx.Module):
     """Parameters of the model, each in the coordinates that keep its digits.
 
-    `node`: membership z of the complete rows. `partial`: that of rows with missing features, None without such rows.
+    `node`: membership z of the complete rows; places without a row have node K. `partial`: that of rows with missing
+    features, None without such rows.
     `logit_stop`, `logit_right`: of S and R; logit S is +inf at leaves and absent nodes. `log_neg_log_u`: log(-log u);
     -log u = log(1 + alpha2 / sigma2) is of order 1/delta, below the range of float32 for later directions, while delta
     * -log u stays of order one. `tau_excess`: tau - 1. `log_stop_concentration`: log a_S, a constant unless it has a
@@ -91,7 +92,7 @@ def _sums(node: Array, residual: Array, squared: Array, num_nodes: int) -> NodeS
 
 
 def log_normal_constants(
-    neg_log_u: Float[Array, "K d"], log_sigma2: Float[Array, "S"], tree: Tree, num_features: int
+    neg_log_u: Float[Array, "K d"], log_sigma2: Float[Array, "S"], tree: Tree, num_features: Count
 ) -> Float[Array, "K"]:
     """``-D/2 log(2 pi sigma2) + 1/2 sum log u``: each node's log density at its own centre."""
     log_sigma2_at_node = log_sigma2[tree.scale]

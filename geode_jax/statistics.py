@@ -10,16 +10,32 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Float, Int
+from geode_jax._typing import Array, Bool, Float, Int
 from geode_jax.dictionary import Dictionary
 from geode_jax.math.lowrank import HIGHEST, Observed, observe
 
 
 class Statistics(eqx.Module):
-    """Sufficient statistics of n rows at K nodes, nodes first: the sweep contracts over the last axis."""
+    """Sufficient statistics of n rows at K nodes, nodes first: the sweep contracts over the last axis.
+
+    Only the first `num_rows` places hold rows: data of nearly the same size share their compiled programs, and classes
+    of different size one kernel.
+    """
 
     residual: Float[Array, "*batch K n"]
     squared: Float[Array, "*batch K n d"]
+    num_rows: Int[Array, "*batch"]
+
+    @property
+    def is_row(self) -> Bool[Array, "*batch n"]:
+        """Which places hold rows."""
+        return jnp.arange(self.residual.shape[-1]) < self.num_rows[..., None]
+
+
+def padded_size(num_rows: int) -> int:
+    """Places for so many rows: at most 16 more, or 1/16 more."""
+    step = max(16, 2 ** (num_rows.bit_length() - 5))
+    return -(-num_rows // step) * step
 
 
 def project(
@@ -40,7 +56,8 @@ def statistics_of(dictionary: Dictionary, x: Float[Array, "n D"]) -> Statistics:
         residual, coordinates = project(x, *node)
         return residual, jnp.square(coordinates)
 
-    return Statistics(*lax.map(at_node, (dictionary.centres, dictionary.bases)))
+    residual, squared = lax.map(at_node, (dictionary.centres, dictionary.bases))
+    return Statistics(residual, squared, jnp.asarray(x.shape[0], jnp.int32))
 
 
 def cross_fitted_statistics(
@@ -49,19 +66,18 @@ def cross_fitted_statistics(
     tree_dictionary: Dictionary,
     x: Float[Array, "n D"],
     rows_of_fold: list[Int[Array, "_"]],
+    num_places: int | None = None,
 ) -> Statistics:
     """Statistics of every row from the dictionary that left its fold out; rows keep their order.
 
-    Folds are padded to one length, so that one compilation serves all.
+    Folds are padded to one length, so that one compilation serves all, and so are the rows, to `num_places`.
     """
-    longest = max(rows.size for rows in rows_of_fold)
-    if longest == 0:  # no complete row
-        return Statistics(
-            jnp.zeros((bases.shape[1], 0), x.dtype), jnp.zeros((bases.shape[1], 0, bases.shape[3]), x.dtype)
-        )
+    longest = padded_size(max(rows.size for rows in rows_of_fold))
     num_nodes, max_rank = bases.shape[1], bases.shape[3]
-    residual = jnp.zeros((num_nodes, x.shape[0]), x.dtype)
-    squared = jnp.zeros((num_nodes, x.shape[0], max_rank), x.dtype)
+    if num_places is None:
+        num_places = padded_size(x.shape[0])
+    residual = jnp.zeros((num_nodes, num_places), x.dtype)
+    squared = jnp.zeros((num_nodes, num_places, max_rank), x.dtype)
     for fold, rows in enumerate(rows_of_fold):
         if rows.size == 0:
             continue
@@ -70,7 +86,7 @@ def cross_fitted_statistics(
         found = statistics_of(dictionary, x[padded])
         residual = residual.at[:, padded].set(found.residual)
         squared = squared.at[:, padded].set(found.squared)
-    return Statistics(residual, squared)
+    return Statistics(residual, squared, jnp.asarray(x.shape[0], jnp.int32))
 
 
 def observed_statistics_of(

@@ -74,6 +74,33 @@ def test_draws_have_the_density_of_log_prob(posterior, rows):
     assert at_draws.mean() == pytest.approx(expected, abs=5 * at_draws.std() / np.sqrt(640))
 
 
+def test_a_marginal_is_that_of_the_joint(posterior, rows):
+    """One tree: means and quantiles are the same features of the whole conditional's, draws have its moments."""
+    posterior = _one_tree(posterior)
+    hidden = np.where(SEEN, rows, np.nan)
+    whole = geode_jax.condition(posterior, hidden, **OPTIONS)
+    for features in ([4, 0], [1]):
+        part = whole.marginal(features)
+        np.testing.assert_allclose(part.mean(), whole.mean()[:, features], rtol=1e-5)
+        np.testing.assert_allclose(part.quantile(0.1), whole.quantile(0.1)[:, features], rtol=1e-4)
+    draws = whole.marginal([4, 0]).sample(jax.random.key(0), 2000)
+    assert (draws[:, :, 1] == rows[:, 0]).all()
+    error = draws[:, :, 0].mean(axis=0) - whole.mean()[:, 4]
+    assert (np.abs(error) < 5 * draws[:, :, 0].std(axis=0) / np.sqrt(2000)).all()
+
+
+def test_the_log_density_of_a_marginal_integrates_the_rest_out(posterior, rows):
+    """Feature 1 of two missing ones: its density is the joint's over a grid of the other."""
+    posterior = _one_tree(posterior)
+    hidden = np.where(SEEN, rows, np.nan)[:1]
+    found = geode_jax.condition(posterior, hidden, **OPTIONS).marginal([1]).log_prob(rows[:1, [1]])
+    grid = np.linspace(-150, 250, 1601)
+    values = np.repeat(rows[:1], grid.size, axis=0)
+    values[:, 4] = grid
+    joint = geode_jax.condition(posterior, np.repeat(hidden, grid.size, axis=0), **OPTIONS).log_prob(values)
+    assert found[0] == pytest.approx(np.logaddexp.reduce(joint) + np.log(grid[1] - grid[0]), abs=5e-3)
+
+
 def test_complete_rows_are_points(posterior, rows):
     hidden = rows.copy()
     hidden[0, 1] = np.nan
@@ -95,6 +122,9 @@ def test_complete_rows_are_points(posterior, rows):
         (lambda c, x: c.log_prob(x[:1]), r"values: expected shape \(7, 6\) as the rows, got \(1, 6\)"),
         (lambda c, x: c.log_prob(np.full_like(x, np.nan)), "values: expected at least one observed value"),
         (lambda c, x: c.log_prob(np.where(SEEN, x, np.nan)), "values: expected a number wherever the rows have a miss"),
+        (lambda c, x: c.marginal([6]), r"features: expected different indices below 6, got \[6\]"),
+        (lambda c, x: c.marginal([1, 1]), r"features: expected different indices below 6, got \[1, 1\]"),
+        (lambda c, x: c.marginal([-1]), "features: expected an integer of at least 0, got -1"),
         (lambda c, x: c.sample(jax.random.key(0), 0), "num_samples: expected an integer of at least 1, got 0"),
     ],
 )
@@ -115,9 +145,9 @@ def test_rows_of_one_pattern_share_its_algebra(posterior, data, monkeypatch):
     masks = []
     original = conditional_module.conditional_summary
 
-    def spy(dictionary, draws, x, is_observed, **options):
+    def spy(dictionary, draws, x, is_observed, features, **options):
         masks.append(is_observed.shape[0])
-        return original(dictionary, draws, x, is_observed, **options)
+        return original(dictionary, draws, x, is_observed, features, **options)
 
     monkeypatch.setattr(conditional_module, "conditional_summary", spy)
     together = geode_jax.impute(posterior, hidden)

@@ -63,12 +63,14 @@ def test_predictions_are_one_chain(arguments):
     row = jnp.arange(4)
     programs = {
         "density": functools.partial(partial.log_density_partial, num_candidates=3),
-        "mean": functools.partial(impute.conditional_summary, num_candidates=3, levels=None),
-        "interval": functools.partial(impute.conditional_summary, num_candidates=3, levels=(0.05, 0.95)),
+        "mean": functools.partial(impute.conditional_summary, features=None, num_candidates=3, levels=None),
+        "interval": functools.partial(
+            impute.conditional_summary, features=jnp.asarray([1]), num_candidates=3, levels=(0.05, 0.95)
+        ),
     }
     jaxprs = {name: jax.make_jaxpr(program)(*arguments) for name, program in programs.items()}
     jaxprs["draws"] = jax.make_jaxpr(functools.partial(impute.conditional_draws, num_candidates=3, num_samples=2))(
-        jax.random.key(0), *arguments, row
+        jax.random.key(0), *arguments, row, None
     )
     for name, jaxpr in jaxprs.items():
         count, pairs = unordered_pairs(jaxpr.jaxpr)

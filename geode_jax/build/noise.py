@@ -12,9 +12,15 @@ SMALLEST_SHARE = 0.1
 SELDOM = 10
 
 
+def middle_cells(partition: Partition) -> Partition:
+    """The cells of a middle scale side by side: small enough to be flat, large enough to be known."""
+    covering = partition.nodes_at((partition.depth + 1) // 2)
+    return Partition(0, tuple(partition.cells[k] for k in covering))
+
+
 def learn_feature_scales(
     x: np.ndarray,
-    partition: Partition,
+    middle: Partition,
     max_rank: int,
     is_observed: np.ndarray | None = None,
     *,
@@ -25,7 +31,8 @@ def learn_feature_scales(
 ) -> np.ndarray:
     """Noise scale per feature, (D,), with geometric mean 1.
 
-    Residuals of every row off the local subspace of its own cell at a middle scale, learned without the row's fold.
+    Residuals of every row off the local subspace of its own cell of `middle` (cells side by side, as those of a tree's
+    middle scale), learned without the row's fold.
     Each round divides the features by the scales found so far, learns the subspaces again, and corrects the scales.
 
     How many directions are signal is not known here. With too few, signal is taken for noise (digits want half of their
@@ -35,8 +42,6 @@ def learn_feature_scales(
     where `is_observed` is False, count for nothing.
     """
     folds = assign_folds(x.shape[0], num_folds, np.random.default_rng(seed))
-    covering = partition.nodes_at((partition.depth + 1) // 2)
-    middle = Partition(0, tuple(partition.cells[k] for k in covering))
     largest = min(max_rank, max(1, x.shape[1] // 2))
     ranks = dict.fromkeys(max(1, largest // part) for part in (1, 4, 16))
     candidates = [np.ones(x.shape[1])]

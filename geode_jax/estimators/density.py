@@ -1,31 +1,19 @@
-"""GEODE with scikit-learn's verbs."""
+"""The density itself, with scikit-learn's verbs."""
 
 from typing import Any, Self
 
-import jax
 import numpy as np
-from sklearn.base import BaseEstimator, DensityMixin
-from sklearn.utils import Tags, check_random_state
+from sklearn.base import DensityMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from geode_jax._checks import check_integer
-from geode_jax._typing import ArrayLike, KeyArray
-from geode_jax.fit import fit
+from geode_jax._checks import check_data, check_integer
+from geode_jax._typing import ArrayLike
+from geode_jax.estimators.base import FLOATS, GeodeEstimator
+from geode_jax.predict.held_out import held_out_log_density
 from geode_jax.predict.predictive import impute, impute_draws, impute_mean, log_density, sample
-from geode_jax.settings import (
-    CrossFit,
-    DictionarySettings,
-    ExactShrinkage,
-    FeatureNoise,
-    Prior,
-    PublishedShrinkage,
-    SamplerSettings,
-)
-
-_FLOATS = [np.float64, np.float32]
 
 
-class GeodeDensity(DensityMixin, BaseEstimator):
+class GeodeDensity(DensityMixin, GeodeEstimator):
     """Bayesian multiscale density estimation: a mixture of low-rank Gaussians over the nodes of learned trees.
 
     Parameters
@@ -59,6 +47,8 @@ class GeodeDensity(DensityMixin, BaseEstimator):
         Dictionaries and draws; the functions of the package take it.
     intrinsic_dimension_ : int
         Posterior mode of the number of directions a row's node uses.
+    held_out_scores_ : ndarray
+        Leave-one-out log densities of the complete training rows, ascending; `novelty` compares with them.
     n_features_in_ : int
         Features seen in fit.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -76,62 +66,19 @@ class GeodeDensity(DensityMixin, BaseEstimator):
     True
     """
 
-    def __init__(
-        self,
-        *,
-        max_rank: int | None = None,
-        depth: int | None = None,
-        num_trees: int = 8,
-        cross_fit: int | None = 5,
-        feature_noise: bool = True,
-        shrinkage: ExactShrinkage | PublishedShrinkage | None = None,
-        prior: Prior | None = None,
-        num_warmup: int = 500,
-        num_samples: int = 500,
-        num_chains: int = 1,
-        dtype: Any = "float32",
-        progress: bool = False,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.max_rank = max_rank
-        self.depth = depth
-        self.num_trees = num_trees
-        self.cross_fit = cross_fit
-        self.feature_noise = feature_noise
-        self.shrinkage = shrinkage
-        self.prior = prior
-        self.num_warmup = num_warmup
-        self.num_samples = num_samples
-        self.num_chains = num_chains
-        self.dtype = dtype
-        self.progress = progress
-        self.random_state = random_state
+    _saved = (*GeodeEstimator._saved, "held_out_scores_")
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Fit to the rows of X, (n, D), NaN being missing values; y is ignored."""
-        data = validate_data(self, X, dtype=_FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
-        self.posterior_ = fit(
-            self._key(),
-            data,
-            dictionary=DictionarySettings(
-                max_rank=self.max_rank,
-                depth=self.depth,
-                num_trees=self.num_trees,
-                cross_fit=None if self.cross_fit is None else CrossFit(self.cross_fit),
-                feature_noise=FeatureNoise() if self.feature_noise else None,
-            ),
-            prior=self.prior,
-            sampler=SamplerSettings(
-                num_warmup=self.num_warmup,
-                num_samples=self.num_samples,
-                num_chains=self.num_chains,
-                shrinkage=ExactShrinkage() if self.shrinkage is None else self.shrinkage,
-            ),
-            dtype=self.dtype,
-            progress=self.progress,
-        )
-        self.intrinsic_dimension_ = self.posterior_.intrinsic_dimension
+        data = validate_data(self, X, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
+        forest, self.posterior_ = self._fit_forest(data)
+        self.held_out_scores_ = np.sort(held_out_log_density(forest, self.posterior_))
         return self
+
+    @property
+    def intrinsic_dimension_(self) -> int:
+        """Posterior mode of the number of directions a row's node uses."""
+        return self.posterior_.intrinsic_dimension
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """Log density of each row, (n,), in nats; rows with NaN get that of their observed entries."""
@@ -140,6 +87,21 @@ class GeodeDensity(DensityMixin, BaseEstimator):
     def score(self, X: ArrayLike, y: Any = None) -> float:
         """Mean log density of the rows; unlike `KernelDensity`, and like `GaussianMixture`, not their sum."""
         return float(np.mean(self.score_samples(X)))
+
+    def novelty(self, X: ArrayLike) -> np.ndarray:
+        """How novel each row is, (n,): its conformal p-value, the share of held-out training rows of lower density.
+
+        Rows like the training rows have a uniform one, so that ``model.novelty(X) < level`` flags that share of them,
+        whatever the density's own faults; novel rows have one near 0. It is at least ``1 / (1 + training rows)``.
+        Training rows are compared as held out (`held_out_scores_`), those with missing features left out. Raises
+        ValueError where X has NaN: densities of different features do not compare.
+        """
+        posterior, data = self._fitted(X)
+        data = check_data(data, "X", allow_nan=False)
+        if self.held_out_scores_.size == 0:
+            raise ValueError("X: novelty compares with complete rows of fit, and there were none")
+        below = np.searchsorted(self.held_out_scores_, log_density(posterior, data), side="right")
+        return (1 + below) / (1 + self.held_out_scores_.size)
 
     def sample(self, n_samples: int = 1) -> np.ndarray:
         """Draw new rows from the posterior predictive, (n_samples, D)."""
@@ -158,15 +120,3 @@ class GeodeDensity(DensityMixin, BaseEstimator):
         """Multiple imputation: (n_imputations, n, D), NaN drawn jointly from its conditional distribution."""
         posterior, data = self._fitted(X)
         return impute_draws(self._key(), posterior, data, check_integer(n_imputations, "n_imputations", 1))
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
-
-    def _fitted(self, X: ArrayLike) -> tuple[Any, np.ndarray]:
-        check_is_fitted(self)
-        return self.posterior_, validate_data(self, X, dtype=_FLOATS, reset=False, ensure_all_finite="allow-nan")
-
-    def _key(self) -> KeyArray:
-        return jax.random.key(check_random_state(self.random_state).randint(2**31 - 1))

@@ -8,14 +8,14 @@ w ~ U(0, Pi_s); its new node k has probability proportional to ``1(Pi_s(k) > w) 
 import jax
 import jax.numpy as jnp
 
-from geode_jax._typing import Array, Float, Int, KeyArray
+from geode_jax._typing import Array, Count, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.state import State, log_normal_constants
 from geode_jax.statistics import Statistics
 from geode_jax.tree import Tree
 
 
-def node_scores(state: State, statistics: Statistics, tree: Tree, num_features: int) -> Float[Array, "K n"]:
+def node_scores(state: State, statistics: Statistics, tree: Tree, num_features: Count) -> Float[Array, "K n"]:
     """``log pi_k + log N(x_i | k)``; -inf at absent nodes."""
     neg_log_u = state.neg_log_u
     constants = log_normal_constants(neg_log_u, state.log_sigma2, tree, num_features)
@@ -25,12 +25,15 @@ def node_scores(state: State, statistics: Statistics, tree: Tree, num_features: 
     return constants[:, None] - half_precision[:, None] * (statistics.residual + along)
 
 
-def draw(key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: int) -> Int[Array, "n"]:
+def draw(key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: Count) -> Int[Array, "n"]:
     """New memberships from their conditionals over all nodes."""
-    return _draw_from(key, node_scores(state, statistics, tree, num_features), tree)
+    node = _draw_from(key, node_scores(state, statistics, tree, num_features), tree)
+    return jnp.where(statistics.is_row, node, tree.num_nodes)
 
 
-def draw_sliced(key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: int) -> Int[Array, "n"]:
+def draw_sliced(
+    key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: Count
+) -> Int[Array, "n"]:
     """New memberships by the multiscale slice sampler."""
     key_slice, key_node = jax.random.split(key)
     scores = node_scores(state, statistics, tree, num_features)
@@ -39,7 +42,8 @@ def draw_sliced(key: KeyArray, state: State, statistics: Statistics, tree: Tree,
     log_slice = _log_slices(key_slice, log_scale_weights[scale[state.node]])
     at_node = jnp.where(tree.is_present, log_scale_weights[scale], 0.0)[:, None]
     # Not strictly above the slice: a logarithm near 0 may be lost in the sum, and a row's own scale is always open.
-    return _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf), tree)
+    node = _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf), tree)
+    return jnp.where(statistics.is_row, node, tree.num_nodes)
 
 
 def _log_slices(key: KeyArray, log_weight: Float[Array, "n"]) -> Float[Array, "n"]:
@@ -57,7 +61,7 @@ def _draw_from(key: KeyArray, scores: Float[Array, "K n"], tree: Tree) -> Int[Ar
     return jnp.minimum(jnp.sum(cumulative <= level, axis=0), last).astype(jnp.int32)
 
 
-def log_conditional(state: State, statistics: Statistics, tree: Tree, num_features: int) -> Float[Array, ""]:
+def log_conditional(state: State, statistics: Statistics, tree: Tree, num_features: Count) -> Float[Array, ""]:
     """Log probability of the memberships given the rest, summed over rows."""
     log_probability = jax.nn.log_softmax(node_scores(state, statistics, tree, num_features), axis=0)
-    return jnp.sum(log_probability[state.node, jnp.arange(state.node.shape[0])])
+    return jnp.sum(log_probability[state.node, jnp.arange(state.node.shape[0])], where=statistics.is_row)

@@ -66,6 +66,7 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
     may_hold = tree.is_present[:, None] & ((scale == row_scale) | (tree.is_leaf[:, None] & (scale < row_scale)))
     distance = statistics.residual + 0.5 * statistics.squared.sum(axis=-1)
     node = jnp.argmin(jnp.where(may_hold, distance, jnp.inf), axis=0).astype(jnp.int32)
+    node = jnp.where(statistics.is_row, node, tree.num_nodes)
     partial = None
     if problem.partial is not None:
         partial = missing.start(key_partial, log_scale_weights, problem.partial, tree, problem.num_features)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Float, Int, KeyArray
+from geode_jax._typing import Array, Count, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST, Latent, latent_from, log_marginal, posterior_system
 from geode_jax.partial_rows import PartialRows
 from geode_jax.state import PartialState, State
@@ -123,7 +123,7 @@ def _draw_missing_noise(
 
 
 def start(
-    key: KeyArray, log_scale_weights: Float[Array, "S"], rows: PartialRows, tree: Tree, num_features: int
+    key: KeyArray, log_scale_weights: Float[Array, "S"], rows: PartialRows, tree: Tree, num_features: Count
 ) -> PartialState:
     """Over-dispersed start: the nearest candidate of a random scale, and what the observed part says of it."""
     num_groups, size = rows.node.shape[:2]

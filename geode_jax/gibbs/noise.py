@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from geode_jax._typing import Array, Float, KeyArray
+from geode_jax._typing import Array, Count, Float, KeyArray
 from geode_jax.settings import Prior
 from geode_jax.state import NodeSums, State
 from geode_jax.tree import Tree
 
 
-def _gamma_parameters(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: int) -> tuple[Array, Array]:
+def _gamma_parameters(
+    state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: Count
+) -> tuple[Array, Array]:
     """``a + D n_s / 2`` and ``b + 1/2 sum over the scale of (E + sum u Z2)``."""
     quadratic = sums.residual + jnp.sum(jnp.exp(-state.neg_log_u) * sums.squared, axis=-1)
     count = tree.sum_over_scales(sums.count)
@@ -20,13 +22,15 @@ def _gamma_parameters(state: State, sums: NodeSums, tree: Tree, prior: Prior, nu
     )
 
 
-def draw(key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: int) -> Float[Array, "S"]:
+def draw(
+    key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: Count
+) -> Float[Array, "S"]:
     """New log sigma2."""
     shape, rate = _gamma_parameters(state, sums, tree, prior, num_features)
     return jnp.log(rate) - jax.random.loggamma(key, shape, dtype=shape.dtype)
 
 
-def log_conditional(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: int) -> Float[Array, "S"]:
+def log_conditional(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: Count) -> Float[Array, "S"]:
     """Log density of each 1/sigma2 given the rest."""
     shape, rate = _gamma_parameters(state, sums, tree, prior, num_features)
     log_precision = -state.log_sigma2

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 
-from geode_jax._typing import Array, KeyArray
+from geode_jax._typing import Array, Count, KeyArray
 from geode_jax.gibbs import allocation, missing, noise, scales, shrinkage, weights
 from geode_jax.partial_rows import PartialRows
 from geode_jax.settings import DirectMembership, ExactShrinkage, Prior, PublishedShrinkage, SliceMembership
@@ -22,10 +22,10 @@ class Problem(eqx.Module):
     statistics: Statistics
     partial: PartialRows | None
     is_available: Array
+    num_features: Count
     prior: Prior = eqx.field(static=True)
     shrinkage: ExactShrinkage | PublishedShrinkage = eqx.field(static=True)
     membership: DirectMembership | SliceMembership = eqx.field(static=True)
-    num_features: int = eqx.field(static=True)
 
 
 def sweep(key: KeyArray, state: State, sums: NodeSums, problem: Problem) -> tuple[State, NodeSums]:

@@ -29,7 +29,8 @@ class KernelState(NamedTuple):
     """State of one MCMC chain; arrays have a leading axis F, every tree of the forest being sampled at once.
 
     `draw` holds what is collected (the fields of a draw, by name), `potential_energy` minus the log joint over all
-    trees. The memberships are ``chain.state.node``, (F, n): collected only if asked for.
+    trees. The memberships are ``chain.state.node``, collected only if asked for: (F, places), of which the first
+    are the rows (``forest.statistics.num_rows``) and the others hold K.
     """
 
     draw: dict[str, Array]

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._checks import check_data, check_integer, check_key, check_number
-from geode_jax._typing import ArrayLike, Float, KeyArray, precision_of
+from geode_jax._typing import Array, ArrayLike, Float, KeyArray, precision_of
+from geode_jax.gibbs.chain import Draw
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior import Posterior
 from geode_jax.predict.boundary import (
@@ -19,7 +20,6 @@ from geode_jax.predict.boundary import (
     partial_row_bytes,
     partial_rows,
     thinned,
-    to_data,
 )
 from geode_jax.predict.density import density_row_bytes, log_density_by_tree
 from geode_jax.predict.impute import conditional_draws, conditional_summary
@@ -32,6 +32,7 @@ class Conditional:
     Made by :func:`condition`. Per row a mixture of low-rank Gaussians over trees (with equal weights), draws of the
     parameters and nodes, drawn together about its mean where several trees agree (`predict/impute.py` says why). A row
     without missing features is a point. All results are in the data's units, with observed values where they are.
+    :meth:`marginal` leaves only some of the features in the results, which then cost what these do.
 
     Rows are worked on in blocks of at most 64 within 256 MiB of device memory (one row may need more), so that memory
     does not grow with the number of rows beyond the results.
@@ -41,10 +42,32 @@ class Conditional:
     rows: np.ndarray
     num_draws: int | None
     num_candidates: int
+    features: np.ndarray | None = None
+
+    def marginal(self, features: Sequence[int]) -> "Conditional":
+        """The distribution of these features alone, in this order: results have a column for each, not D.
+
+        Regression is this with the responses as features; what else is missing in a row is integrated out. The trees
+        are weighed and drawn together by these features only.
+        """
+        index = [check_integer(one, "features", 0) for one in np.atleast_1d(np.asarray(features)).tolist()]
+        num_features = self.rows.shape[1]
+        if not index or max(index) >= num_features or len(set(index)) < len(index):
+            raise ValueError(f"features: expected different indices below {num_features}, got {features!r}")
+        return dataclasses.replace(self, features=np.asarray(index))
 
     def mean(self) -> Float[np.ndarray, "n D"]:
         """Rows with missing features at their conditional means."""
         return self._summary(None)[0]
+
+    def std(self) -> Float[np.ndarray, "n D"]:
+        """Standard deviation of every feature, 0 at observed ones."""
+        return self.mean_and_std()[1]
+
+    def mean_and_std(self) -> tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n D"]]:
+        """:meth:`mean` and :meth:`std` in one pass over the rows."""
+        mean, deviation = self._summary(())
+        return mean, deviation
 
     def quantile(self, level: float | Sequence[float]) -> np.ndarray:
         """Quantiles of every feature by itself: (n, D) for one level in (0, 1), (levels, n, D) for several.
@@ -53,7 +76,7 @@ class Conditional:
         normals with these moments.
         """
         levels = [check_number(one, "level", above=0.0, below=1.0) for one in np.atleast_1d(level).tolist()]
-        found = np.stack(self._summary(tuple(levels))[1:])
+        found = np.stack(self._summary(tuple(levels))[2:])
         return found[0] if np.ndim(level) == 0 else found
 
     def median(self) -> Float[np.ndarray, "n D"]:
@@ -68,14 +91,16 @@ class Conditional:
     def mean_and_interval(self, probability: float) -> tuple[np.ndarray, ...]:
         """:meth:`mean` and both ends of :meth:`interval` in one pass over the rows."""
         tail = 0.5 * (1.0 - check_number(probability, "probability", above=0.0, below=1.0))
-        return self._summary((tail, 1.0 - tail))
+        mean, _, lower, upper = self._summary((tail, 1.0 - tail))
+        return mean, lower, upper
 
     def sample(self, key: KeyArray, num_samples: int = 1) -> Float[np.ndarray, "s n D"]:
         """Completed data sets, with the missing features of a row drawn jointly: multiple imputation."""
         key = check_key(key)
         num_samples = check_integer(num_samples, "num_samples", 1)
-        result = np.repeat(self.rows[None].astype(np.float64), num_samples, axis=0)
-        missing = np.isnan(self.rows)
+        wanted = self._columns(self.rows)
+        result = np.repeat(wanted[None].astype(np.float64), num_samples, axis=0)
+        missing = np.isnan(wanted)
         partial = np.flatnonzero(missing.any(axis=1))
         if partial.size == 0:
             return result
@@ -83,6 +108,7 @@ class Conditional:
         with precision_of(posterior.dtype):
             draws = thinned(posterior, self.num_draws, PARTIAL_DRAWS)
             x, is_observed = partial_rows(posterior, self.rows[partial])
+            features = self._index()
             drawn = map_partial_rows(
                 lambda rows, seen, number: conditional_draws(
                     key,
@@ -91,6 +117,7 @@ class Conditional:
                     rows,
                     seen,
                     number,
+                    features,
                     num_candidates=self.num_candidates,
                     num_samples=num_samples,
                 ),
@@ -98,9 +125,9 @@ class Conditional:
                 is_observed,
                 partial.astype(np.int32),
                 bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates)
-                + x.itemsize * num_samples * x.shape[1],
+                + x.itemsize * num_samples * wanted.shape[1],
             )
-        values = np.moveaxis(to_data(posterior, drawn), 1, 0)
+        values = np.moveaxis(self._to_data(drawn), 1, 0)
         result[:, partial] = np.where(missing[partial], values, result[:, partial])
         return result
 
@@ -110,10 +137,10 @@ class Conditional:
         0 for rows without missing features. Raises ValueError where `values` has another shape, or holds NaN where a
         feature is missing.
         """
-        missing = np.isnan(self.rows)
-        given = check_data(values, "values", allow_nan=True, min_rows=0, num_features=self.rows.shape[1])
-        if given.shape != self.rows.shape:
-            raise ValueError(f"values: expected shape {self.rows.shape} as the rows, got {given.shape}")
+        missing = np.isnan(self._columns(self.rows))
+        given = check_data(values, "values", allow_nan=True, min_rows=0, num_features=missing.shape[1])
+        if given.shape != missing.shape:
+            raise ValueError(f"values: expected shape {missing.shape} as the rows, got {given.shape}")
         if np.isnan(given[missing]).any():
             raise ValueError("values: expected a number wherever the rows have a missing value, got NaN")
         result = np.zeros(self.rows.shape[0])
@@ -124,48 +151,90 @@ class Conditional:
         with precision_of(posterior.dtype):
             draws = thinned(posterior, self.num_draws, PARTIAL_DRAWS)
             x, is_observed = partial_rows(posterior, self.rows[partial])
-            average, factor = self._blocks(x, is_observed, ())
-            at = (given[partial] - posterior.shift) / posterior.scale
+            average, factor, _ = self._blocks(x, is_observed, ())
+            at = (given[partial] - self._columns(posterior.shift)) / self._columns(posterior.scale)
             # the density of a distribution drawn together about its mean is that of the original, farther out
-            apart = np.where(missing, average + (at - average) / factor, x).astype(x.dtype)
-            whole = map_row_blocks(
-                lambda rows: log_density_by_tree(posterior.dictionary, draws, rows).T,
-                apart,
-                bytes_per_row=density_row_bytes(draws, apart),
-            )
+            apart = np.where(missing, average + (at - average) / factor, self._columns(x)).astype(x.dtype)
             seen = partial_log_density_by_tree(posterior, draws, x, is_observed, self.num_candidates)
-        by_tree = np.asarray(whole, np.float64) - seen
-        units = missing @ np.log(posterior.scale) + missing.sum(axis=1) * np.log(factor[:, 0])
+            whole = self._log_density_at(draws, x, is_observed, apart)
+        by_tree = whole - seen
+        units = missing @ np.log(self._columns(posterior.scale)) + missing.sum(axis=1) * np.log(factor[:, 0])
         result[partial] = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1]) - units
         return result
 
+    def _log_density_at(
+        self, draws: Draw, x: np.ndarray, is_observed: np.ndarray, wanted: np.ndarray
+    ) -> Float[np.ndarray, "n F"]:
+        """Log density under each tree of what is observed together with the `wanted` features' values."""
+        if self.features is None:
+            whole, seen = wanted, np.ones_like(is_observed)
+        else:
+            whole, seen = x.copy(), is_observed.copy()
+            whole[:, self.features], seen[:, self.features] = wanted, 1.0
+        if not seen.all():
+            return partial_log_density_by_tree(self.posterior, draws, whole, seen, self.num_candidates)
+        by_tree = map_row_blocks(
+            lambda rows: log_density_by_tree(self.posterior.dictionary, draws, rows).T,
+            whole,
+            bytes_per_row=density_row_bytes(draws, whole),
+        )
+        return np.asarray(by_tree, np.float64)
+
     def _summary(self, levels: tuple[float, ...] | None) -> tuple[np.ndarray, ...]:
-        """Mean and quantiles of all rows, (n, D) each."""
-        missing = np.isnan(self.rows)
+        """Mean, and with `levels` standard deviation and quantiles, of all rows, (n, D) each."""
+        wanted = self._columns(self.rows)
+        missing = np.isnan(wanted)
         partial = missing.any(axis=1)
-        results = tuple(self.rows.astype(np.float64) for _ in range(1 + len(levels or ())))
+        count = 1 if levels is None else 2 + len(levels)
+        results = tuple(wanted.astype(np.float64) for _ in range(count))
+        if levels is not None:
+            results[1][:] = 0.0
         if not partial.any():
             return results
+        where = missing[partial]
         with precision_of(self.posterior.dtype):
             x, is_observed = partial_rows(self.posterior, self.rows[partial])
             average, *rest = self._blocks(x, is_observed, levels)
-        for result, values in zip(results, (average, *rest[1:]), strict=True):
-            result[missing] = to_data(self.posterior, values)[missing[partial]]
+        results[0][missing] = self._to_data(average)[where]
+        if levels is not None:
+            deviation = self._columns(self.posterior.scale) * np.asarray(rest[1], np.float64)
+            results[1][missing] = deviation[where]
+        for result, values in zip(results[2:], rest[2:], strict=True):
+            result[missing] = self._to_data(values)[where]
         return results
 
     def _blocks(
         self, x: np.ndarray, is_observed: np.ndarray, levels: tuple[float, ...] | None
     ) -> tuple[np.ndarray, ...]:
         draws = thinned(self.posterior, self.num_draws, PARTIAL_DRAWS)
+        features = self._index()
         return map_partial_rows(
             lambda rows, seen: conditional_summary(
-                self.posterior.dictionary, draws, rows, seen, num_candidates=self.num_candidates, levels=levels
+                self.posterior.dictionary,
+                draws,
+                rows,
+                seen,
+                features,
+                num_candidates=self.num_candidates,
+                levels=levels,
             ),
             x,
             is_observed,
             bytes_per_row=partial_row_bytes(self.posterior, draws, self.num_candidates)
-            + jnp.dtype(x.dtype).itemsize * len(levels or ()) * x.shape[1],
+            + x.itemsize * len(levels or ()) * self._columns(x).shape[1],
         )
+
+    def _columns(self, array: np.ndarray) -> np.ndarray:
+        """What `array` holds of the wanted features, which stand on its last axis."""
+        return array if self.features is None else array[..., self.features]
+
+    def _index(self) -> Array | None:
+        return None if self.features is None else jnp.asarray(self.features)
+
+    def _to_data(self, x: np.ndarray) -> np.ndarray:
+        """Model coordinates of the wanted features to the data's units."""
+        posterior = self.posterior
+        return self._columns(posterior.shift) + self._columns(posterior.scale) * np.asarray(x, dtype=np.float64)
 
 
 def condition(

@@ -12,7 +12,7 @@ from geode_jax.gibbs.chain import Draw
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.state import log_normal_constants
-from geode_jax.statistics import project
+from geode_jax.statistics import Statistics, project
 
 
 class NodeScores(eqx.Module):
@@ -37,8 +37,18 @@ def _node_scores(dictionary: Dictionary, draws: Draw) -> NodeScores:
 def _scores_at(x: Array, centre: Array, basis: Array, node: NodeScores) -> Float[Array, "n T"]:
     """``log pi + log N`` at one node: its two projections serve every draw, and the draws are one matrix product."""
     residual, coordinates = project(x, centre, basis)
-    along = jnp.matmul(jnp.square(coordinates), node.u.T, precision=HIGHEST)
+    return _scores_of(residual, jnp.square(coordinates), node)
+
+
+def _scores_of(residual: Float[Array, "n"], squared: Float[Array, "n d"], node: NodeScores) -> Float[Array, "n T"]:
+    along = jnp.matmul(squared, node.u.T, precision=HIGHEST)
     return node.constant - node.half_precision * (residual[:, None] + along)
+
+
+def log_scores(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "n K T"]:
+    """``log pi + log N`` of rows at every node under every draw of one tree."""
+    nodes = (dictionary.centres, dictionary.bases, _node_scores(dictionary, draws))
+    return jnp.moveaxis(lax.map(lambda node: _scores_at(x, *node), nodes), 0, 1)
 
 
 def log_density_by_draw(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "n T"]:
@@ -49,6 +59,17 @@ def log_density_by_draw(dictionary: Dictionary, draws: Draw, x: Float[Array, "n 
 
     empty = jnp.full((x.shape[0], draws.log_sigma2.shape[0]), -jnp.inf, x.dtype)
     return lax.scan(at_node, empty, (dictionary.centres, dictionary.bases, _node_scores(dictionary, draws)))[0]
+
+
+def log_density_of_statistics(dictionary: Dictionary, draws: Draw, statistics: Statistics) -> Float[Array, "n T"]:
+    """Log density under every draw of one tree of rows that are known by their statistics."""
+
+    def at_node(total: Array, node: tuple[Array, Array, NodeScores]) -> tuple[Array, None]:
+        return jnp.logaddexp(total, _scores_of(*node)), None
+
+    empty = jnp.full((statistics.residual.shape[1], draws.log_sigma2.shape[0]), -jnp.inf, statistics.residual.dtype)
+    nodes = (statistics.residual, statistics.squared, _node_scores(dictionary, draws))
+    return lax.scan(at_node, empty, nodes)[0]
 
 
 @jax.jit

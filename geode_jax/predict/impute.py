@@ -23,13 +23,16 @@ from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
 from geode_jax.predict.partial import Mixture, candidate_scores, find_candidates, merged_mixture
 
 
-def _components(dictionary: Dictionary, mixture: Mixture, with_variance: bool) -> tuple[Array, Array]:
-    """Mean and variance of every coordinate under every component of one tree, (M, b, D) each."""
+def _components(
+    dictionary: Dictionary, mixture: Mixture, features: Array | None, with_variance: bool
+) -> tuple[Array, Array]:
+    """Mean and variance of the `features` under every component of one tree, (M, b, D') each."""
+    centres, bases = _rows_of(dictionary, features)
 
     def at_candidate(inputs: tuple[Array, ...]) -> tuple[Array, Array]:
         node, eta, covariance, noise = inputs
-        basis = dictionary.bases[node]
-        mean = dictionary.centres[node] + jnp.einsum("bDd,bd->bD", basis, eta, precision=HIGHEST)
+        basis = bases[node]
+        mean = centres[node] + jnp.einsum("bDd,bd->bD", basis, eta, precision=HIGHEST)
         if not with_variance:
             return mean, jnp.zeros((0,), mean.dtype)
         spread = jnp.einsum("bDd,bde->bDe", basis, covariance, precision=HIGHEST)
@@ -41,6 +44,13 @@ def _components(dictionary: Dictionary, mixture: Mixture, with_variance: bool) -
         (mixture.node, mixture.mean, mixture.covariance, mixture.noise),
     )
     return lax.map(at_candidate, slots)
+
+
+def _rows_of(dictionary: Dictionary, features: Array | None) -> tuple[Array, Array]:
+    """Centres and bases of one tree at some features, None being all of them."""
+    if features is None:
+        return dictionary.centres, dictionary.bases
+    return dictionary.centres[:, features], dictionary.bases[:, features]
 
 
 def _quantile(level: float, weight: Array, mean: Array, deviation: Array) -> Array:
@@ -85,19 +95,25 @@ def _pool(by_tree: Float[Array, "F b D"], variance: Float[Array, "F b D"], is_ob
     return average, jnp.where(total > 0.0, jnp.sqrt(error / jnp.where(total > 0.0, total, 1.0)), 1.0)
 
 
+def _at(values: Float[Array, "#b D"], features: Array | None) -> Float[Array, "#b _"]:
+    return values if features is None else values[:, features]
+
+
 @partial(jax.jit, static_argnames=("num_candidates", "levels"))
 def conditional_summary(
     dictionary: Dictionary,
     draws: Draw,
     x: Float[Array, "b D"],
     is_observed: Float[Array, "#b D"],
+    features: Array | None,
     *,
     num_candidates: int,
     levels: tuple[float, ...] | None,
 ) -> tuple[Array, ...]:
-    """Mean of every coordinate given the observed ones, (b, D).
+    """Mean of the `features` (None: all) given the observed ones, (b, D').
 
-    With `levels`, also the factor by which the distribution is drawn together, (b, 1), and the quantiles.
+    With `levels`, also the factor by which the distribution is drawn together, (b, 1), the standard deviation, and the
+    quantiles.
     """
     num_trees = draws.log_joint.shape[0]
 
@@ -106,18 +122,19 @@ def conditional_summary(
         candidates = find_candidates(tree_dictionary, tree_draws, x, is_observed, num_candidates)
         scores = candidate_scores(tree_dictionary, tree_draws, candidates)
         mixture = merged_mixture(tree_dictionary, tree_draws, candidates, scores)
-        mean, variance = _components(tree_dictionary, mixture, levels is not None)
+        mean, variance = _components(tree_dictionary, mixture, features, levels is not None)
         return mixture.weight.T[..., None], mean, variance
 
     weight, mean, variance = lax.map(one_tree, (dictionary, draws))
     if levels is None:
         return (jnp.sum(weight * mean, axis=1).mean(axis=0),)
-    average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), is_observed)
+    average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), _at(is_observed, features))
     # all components of all trees on one axis
     weight = weight.reshape(-1, x.shape[0], 1) / num_trees
-    mean = average + factor * (mean.reshape(-1, *x.shape) - average)
-    deviation = factor * jnp.sqrt(variance.reshape(-1, *x.shape))
-    return average, factor, *(_quantile(level, weight, mean, deviation) for level in levels)
+    mean = average + factor * (mean.reshape(-1, *average.shape) - average)
+    deviation = factor * jnp.sqrt(variance.reshape(-1, *average.shape))
+    spread = jnp.sqrt(_moments(weight, mean, jnp.square(deviation))[1])
+    return average, factor, spread, *(_quantile(level, weight, mean, deviation) for level in levels)
 
 
 @partial(jax.jit, static_argnames=("num_candidates", "num_samples"))
@@ -128,15 +145,15 @@ def conditional_draws(
     x: Float[Array, "b D"],
     is_observed: Float[Array, "#b D"],
     row: Array,
+    features: Array | None,
     *,
     num_candidates: int,
     num_samples: int,
-) -> Float[Array, "b s D"]:
-    """Draws of whole rows given their observed part; observed entries are drawn too and mean nothing.
+) -> Float[Array, "b s _"]:
+    """Draws of the `features` (None: all) of rows given their observed part; observed ones are drawn and mean nothing.
 
-    Exact draws of the trees' average, drawn together about its mean like the intervals.
-
-    `row` numbers the rows: a row's draws depend on its number, not on the block it stands in.
+    Exact draws of the trees' average, drawn together about its mean like the intervals. `row` numbers the rows: a row's
+    draws depend on its number, not on the block it stands in.
     """
     num_trees = draws.log_joint.shape[0]
 
@@ -144,11 +161,12 @@ def conditional_draws(
         candidates = find_candidates(*inputs, x, is_observed, num_candidates)
         scores = candidate_scores(*inputs, candidates)
         mixture = merged_mixture(*inputs, candidates, scores)
-        moments = _moments(mixture.weight.T[..., None], *_components(inputs[0], mixture, True))
+        moments = _moments(mixture.weight.T[..., None], *_components(inputs[0], mixture, features, True))
         return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 
     node, observed, scores, by_tree, variance = lax.map(one_tree, (dictionary, draws))
-    average, factor = _pool(by_tree, variance, is_observed)
+    average, factor = _pool(by_tree, variance, _at(is_observed, features))
+    centres, bases = jax.vmap(_rows_of, in_axes=(0, None))(dictionary, features)
     scale = jnp.asarray(dictionary.tree.scale)
 
     def one_draw(row_key: KeyArray, index: Array) -> Array:
@@ -163,9 +181,8 @@ def conditional_draws(
         sigma = jnp.exp(0.5 * draws.log_sigma2[tree, draw, scale[where]])
         normal = jax.random.normal(key_eta, mean.shape, x.dtype)
         eta = mean + sigma * jnp.matmul(normal, root, precision=HIGHEST)
-        noise = sigma * jax.random.normal(key_eps, (x.shape[1],), x.dtype)
-        basis = dictionary.bases[tree, where]
-        drawn = dictionary.centres[tree, where] + jnp.matmul(basis, eta, precision=HIGHEST) + noise
+        noise = sigma * jax.random.normal(key_eps, (centres.shape[2],), x.dtype)
+        drawn = centres[tree, where] + jnp.matmul(bases[tree, where], eta, precision=HIGHEST) + noise
         return average[index] + factor[index] * (drawn - average[index])
 
     def one_row(inputs: tuple[Array, Array]) -> Array:

@@ -1,0 +1,155 @@
+"""What all estimators share: their parameters, how these become settings, fitting, saving."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from geode_jax._checks import check_dtype
+from geode_jax._typing import ArrayLike, KeyArray
+from geode_jax.fit import fit_forest
+from geode_jax.forest import Forest
+from geode_jax.posterior import Posterior
+from geode_jax.settings import (
+    CrossFit,
+    DictionarySettings,
+    ExactShrinkage,
+    FeatureNoise,
+    Prior,
+    PublishedShrinkage,
+    SamplerSettings,
+)
+from geode_jax.storage import decode, encode, read_archive, write_archive
+
+FLOATS = [np.float64, np.float32]
+_FORMAT = "geode_jax estimator"
+_FORMAT_VERSION = 1
+
+
+class GeodeEstimator(BaseEstimator):
+    """Parameters of every estimator; :class:`geode_jax.GeodeDensity` describes them."""
+
+    posterior_: Any
+
+    # fitted attributes that a file holds, beside what the posterior does
+    _saved: ClassVar[tuple[str, ...]] = ("n_features_in_", "feature_names_in_")
+
+    def __init__(
+        self,
+        *,
+        max_rank: int | None = None,
+        depth: int | None = None,
+        num_trees: int = 8,
+        cross_fit: int | None = 5,
+        feature_noise: bool = True,
+        shrinkage: ExactShrinkage | PublishedShrinkage | None = None,
+        prior: Prior | None = None,
+        num_warmup: int = 500,
+        num_samples: int = 500,
+        num_chains: int = 1,
+        dtype: Any = "float32",
+        progress: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.max_rank = max_rank
+        self.depth = depth
+        self.num_trees = num_trees
+        self.cross_fit = cross_fit
+        self.feature_noise = feature_noise
+        self.shrinkage = shrinkage
+        self.prior = prior
+        self.num_warmup = num_warmup
+        self.num_samples = num_samples
+        self.num_chains = num_chains
+        self.dtype = dtype
+        self.progress = progress
+        self.random_state = random_state
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to one ``.npz`` file, without pickle.
+
+        Raises TypeError where `random_state` is a generator, which has no place in such a file.
+        """
+        check_is_fitted(self)
+        header, arrays = self._to_archive()
+        parameters = {}
+        for name, value in self.get_params(deep=False).items():
+            try:
+                parameters[name] = check_dtype(value).name if name == "dtype" else encode(value)
+            except TypeError as error:
+                raise TypeError(f"{name}: cannot be saved without pickle: {error}") from error
+        attributes = {name: encode(getattr(self, name)) for name in self._saved if hasattr(self, name)}
+        own = {"format": _FORMAT, "version": _FORMAT_VERSION, "class": type(self).__name__}
+        write_archive(path, {**own, "parameters": parameters, "attributes": attributes, "model": header}, arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file written by :meth:`save`. Raises ValueError where it is of another class, or damaged."""
+        return read_archive(path, _FORMAT, _FORMAT_VERSION, f"{cls.__name__}.save", cls._rebuild)
+
+    @classmethod
+    def _rebuild(cls, header: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Self:
+        if header["class"] != cls.__name__:
+            raise ValueError(f"it holds a {header['class']}")
+        estimator = cls(**{name: decode(value) for name, value in header["parameters"].items()})
+        for name, value in header["attributes"].items():
+            if name not in cls._saved:
+                raise ValueError(f"unknown attribute {name!r}")
+            if isinstance(value, list):
+                value = np.asarray(value, dtype=object if name == "feature_names_in_" else None)
+            setattr(estimator, name, value)
+        estimator._from_archive(header["model"], arrays)
+        return estimator
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _fit_forest(self, data: np.ndarray) -> tuple[Forest, Posterior]:
+        return fit_forest(
+            self._key(),
+            data,
+            dictionary=self._dictionary_settings(),
+            prior=self.prior,
+            sampler=self._sampler_settings(),
+            dtype=self.dtype,
+            progress=self.progress,
+        )
+
+    def _dictionary_settings(self) -> DictionarySettings:
+        return DictionarySettings(
+            max_rank=self.max_rank,
+            depth=self.depth,
+            num_trees=self.num_trees,
+            cross_fit=None if self.cross_fit is None else CrossFit(self.cross_fit),
+            feature_noise=FeatureNoise() if self.feature_noise else None,
+        )
+
+    def _sampler_settings(self) -> SamplerSettings:
+        return SamplerSettings(
+            num_warmup=self.num_warmup,
+            num_samples=self.num_samples,
+            num_chains=self.num_chains,
+            shrinkage=ExactShrinkage() if self.shrinkage is None else self.shrinkage,
+        )
+
+    def _to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return self.posterior_.to_archive()
+
+    def _from_archive(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.posterior_ = Posterior.from_archive(header, arrays)
+
+    def _fitted(self, X: ArrayLike) -> tuple[Posterior, np.ndarray]:
+        """The posterior, and rows for a prediction, checked against those of fit."""
+        check_is_fitted(self)
+        return self.posterior_, validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
+
+    def _key(self, random_state: int | np.random.RandomState | None = None) -> KeyArray:
+        given = self.random_state if random_state is None else random_state
+        return jax.random.key(check_random_state(given).randint(2**31 - 1))

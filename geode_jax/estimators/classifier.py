@@ -1,0 +1,147 @@
+"""Classification: one density per class, weighed by the classes' probabilities."""
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from geode_jax._checks import check_instance
+from geode_jax._typing import ArrayLike
+from geode_jax.class_posterior import ClassPosterior
+from geode_jax.estimators.base import FLOATS, GeodeEstimator
+from geode_jax.fit_classes import fit_classes
+from geode_jax.predict.classes import class_log_probabilities
+from geode_jax.settings import DictionarySettings, ExactShrinkage, Prior, PublishedShrinkage, SharedSpan
+
+
+class GeodeClassifier(ClassifierMixin, GeodeEstimator):
+    """Classification by one GEODE density per class; NaN is a missing value in fit and prediction.
+
+    Units, noise scales of the features and the span of the leading directions are common to all classes, and the
+    densities are calibrated on held-out training rows (see :func:`geode_jax.fit_classes`).
+
+    Parameters
+    ----------
+    priors : array-like of shape (n_classes,), default=None
+        Class probabilities, in the order of `classes_`; None takes the shares of the training rows.
+    span_rank : int or None, default=50
+        Leading directions of all rows in whose span the classes are told apart; used where there are at least twice as
+        many features and 20 times as many rows, all complete. None for no span.
+    calibrate : bool, default=True
+        Raise the densities to the power that predicts held-out training rows best.
+    vote : bool, default=False
+        Probabilities as in the paper: the share of posterior draws under which a class is the most probable.
+    max_rank, depth, num_trees, cross_fit, feature_noise, shrinkage, prior, num_warmup, num_samples, num_chains, dtype,
+    progress, random_state
+        As in :class:`GeodeDensity`.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The labels.
+    posterior_ : ClassPosterior
+        Dictionaries and draws of every class.
+    n_features_in_ : int
+        Features seen in fit.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Their names, where X had string column names.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from geode_jax import GeodeClassifier
+    >>> y = np.repeat(["a", "b"], 40)
+    >>> X = np.random.default_rng(0).normal(size=(80, 2)) + 5.0 * (y == "b")[:, None]
+    >>> model = GeodeClassifier(num_trees=1, num_warmup=20, num_samples=20, random_state=0).fit(X, y)
+    >>> model.predict([[0.0, 0.0], [5.0, np.nan]]).tolist()
+    ['a', 'b']
+    """
+
+    _saved: ClassVar = (*GeodeEstimator._saved, "classes_")
+
+    def __init__(
+        self,
+        *,
+        priors: ArrayLike | None = None,
+        span_rank: int | None = 50,
+        calibrate: bool = True,
+        vote: bool = False,
+        max_rank: int | None = None,
+        depth: int | None = None,
+        num_trees: int = 8,
+        cross_fit: int | None = 5,
+        feature_noise: bool = True,
+        shrinkage: ExactShrinkage | PublishedShrinkage | None = None,
+        prior: Prior | None = None,
+        num_warmup: int = 500,
+        num_samples: int = 500,
+        num_chains: int = 1,
+        dtype: Any = "float32",
+        progress: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        super().__init__(
+            max_rank=max_rank,
+            depth=depth,
+            num_trees=num_trees,
+            cross_fit=cross_fit,
+            feature_noise=feature_noise,
+            shrinkage=shrinkage,
+            prior=prior,
+            num_warmup=num_warmup,
+            num_samples=num_samples,
+            num_chains=num_chains,
+            dtype=dtype,
+            progress=progress,
+            random_state=random_state,
+        )
+        self.priors = priors
+        self.span_rank = span_rank
+        self.calibrate = calibrate
+        self.vote = vote
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Fit to rows X, (n, D), NaN being missing values, with labels y, (n,)."""
+        data, y = validate_data(self, X, y, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
+        check_classification_targets(y)
+        check_instance(self.calibrate, "calibrate", bool)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        self.posterior_ = fit_classes(
+            self._key(),
+            data,
+            labels.reshape(-1),
+            class_probabilities=self.priors,
+            dictionary=self._dictionary_settings(),
+            prior=self.prior,
+            sampler=self._sampler_settings(),
+            calibrate=self.calibrate,
+            dtype=self.dtype,
+            progress=self.progress,
+        )
+        return self
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """The most probable class of each row, (n,)."""
+        log_probability = self.predict_log_proba(X)
+        return self.classes_[np.argmax(log_probability, axis=1)]
+
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
+        """Probability of every class, (n, n_classes), in the order of `classes_`."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
+        """Log probability of every class, (n, n_classes)."""
+        check_is_fitted(self)
+        data = validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
+        return class_log_probabilities(self.posterior_, data, vote=self.vote)
+
+    def _dictionary_settings(self) -> DictionarySettings:
+        settings = super()._dictionary_settings()
+        span = None if self.span_rank is None else SharedSpan(self.span_rank)
+        return dataclasses.replace(settings, shared_span=span)
+
+    def _from_archive(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.posterior_ = ClassPosterior.from_archive(header, arrays)

@@ -1,0 +1,133 @@
+"""Regression: the joint density of features and responses, conditioned on the features."""
+
+from typing import ClassVar, Self
+
+import numpy as np
+from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.utils import Tags, check_array
+from sklearn.utils.validation import check_consistent_length, column_or_1d, validate_data
+
+from geode_jax._checks import check_integer
+from geode_jax._typing import ArrayLike
+from geode_jax.estimators.base import FLOATS, GeodeEstimator
+from geode_jax.predict.conditional import Conditional, condition
+
+
+class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
+    """Regression from GEODE's joint density of (x, y), conditioned on what is observed of x.
+
+    One fit serves several responses together, with their dependence; NaN is a missing value in X (fit and predict) and
+    in the responses of training rows. The responses enter with the root-mean-square deviation of the average feature:
+    scale the features (`StandardScaler`) where their units differ.
+
+    Parameters
+    ----------
+    max_rank, depth, num_trees, cross_fit, feature_noise, shrinkage, prior, num_warmup, num_samples, num_chains, dtype,
+    progress, random_state
+        As in :class:`GeodeDensity`.
+
+    Attributes
+    ----------
+    posterior_ : Posterior
+        Of the joint density; its features are those of X, then ``(y - y_mean_) / y_scale_``.
+    y_mean_, y_scale_ : ndarray of shape (n_outputs,)
+        Origin and unit of each response in the joint density.
+    n_features_in_ : int
+        Features seen in fit.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Their names, where X had string column names.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from geode_jax import GeodeRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 1)) * [1.0, -1.0, 0.5] + 0.05 * rng.normal(size=(200, 3))
+    >>> y = X[:, 0] + 0.1 * rng.normal(size=200)
+    >>> model = GeodeRegressor(num_trees=1, num_warmup=50, num_samples=50, random_state=0).fit(X, y)
+    >>> bool(model.score(X, y) > 0.95)
+    True
+    >>> mean, std = model.predict([[0.5, np.nan, np.nan]], return_std=True)
+    >>> bool(abs(mean[0] - 0.5) < 0.2 and 0.05 < std[0] < 0.2)
+    True
+    """
+
+    _saved: ClassVar = (*GeodeEstimator._saved, "y_mean_", "y_scale_", "_y_ndim")
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Fit to rows X, (n, D), and responses y, (n,) or (n, responses)."""
+        data = validate_data(self, X, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
+        if y is None:
+            raise ValueError("y: GeodeRegressor requires y to be passed, but the target y is None")
+        responses = check_array(y, dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y")
+        self._y_ndim = responses.ndim
+        if responses.ndim == 1 or responses.shape[1] == 1:
+            responses = column_or_1d(responses, warn=True)[:, None]
+            self._y_ndim = 1
+        check_consistent_length(data, responses)
+        self.y_mean_, self.y_scale_ = _frame(data, responses)
+        scaled = ((responses - self.y_mean_) / self.y_scale_).astype(data.dtype)
+        joint = np.concatenate([data, scaled], axis=1)
+        self.posterior_ = self._fit_forest(joint)[1]
+        return self
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Mean of the responses given the observed features, shaped as y in fit; with `return_std` their spread too.
+
+        The standard deviation is that of a new response, noise included.
+        """
+        conditional = self._given(X)
+        if not return_std:
+            return self._to_responses(conditional.mean())
+        mean, deviation = conditional.mean_and_std()
+        return self._to_responses(mean), self._shaped(self.y_scale_ * deviation)
+
+    def predict_interval(self, X: ArrayLike, probability: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper end of the central interval that holds a new response with this probability."""
+        lower, upper = self._given(X).interval(probability)
+        return self._to_responses(lower), self._to_responses(upper)
+
+    def sample_y(
+        self, X: ArrayLike, n_samples: int = 1, random_state: int | np.random.RandomState | None = None
+    ) -> np.ndarray:
+        """Draws of the responses of each row, jointly over responses: (n_samples, n) or (n_samples, n, responses)."""
+        n_samples = check_integer(n_samples, "n_samples", 1)
+        return self._to_responses(self._given(X).sample(self._key(random_state), n_samples))
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        return tags
+
+    def _given(self, X: ArrayLike) -> Conditional:
+        """The distribution of the responses, in the units of the joint density."""
+        posterior, data = self._fitted(X)
+        num_responses = self.y_scale_.size
+        joint = np.concatenate([data, np.full((data.shape[0], num_responses), np.nan, data.dtype)], axis=1)
+        return condition(posterior, joint).marginal(range(data.shape[1], joint.shape[1]))
+
+    def _to_responses(self, values: np.ndarray) -> np.ndarray:
+        return self._shaped(self.y_mean_ + self.y_scale_ * values)
+
+    def _shaped(self, values: np.ndarray) -> np.ndarray:
+        return values[..., 0] if self._y_ndim == 1 else values
+
+
+def _frame(data: np.ndarray, responses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Origin and unit of each response: in these units it deviates like the average feature.
+
+    A response without spread, or beside features without, keeps its unit.
+    """
+    unit = np.sqrt(np.mean(np.square(_moments(data)[1])))
+    mean, deviation = _moments(responses)
+    has_unit = (deviation > 0.0) & (unit > 0.0)
+    return mean, np.where(has_unit, deviation / (unit if unit > 0.0 else 1.0), 1.0)
+
+
+def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of every column over its observed values, (columns,); 0 where there are none."""
+    seen = ~np.isnan(values)
+    count = np.maximum(seen.sum(axis=0), 1)
+    mean = np.where(seen, values, 0.0).sum(axis=0, dtype=np.float64) / count
+    deviation = np.square(np.where(seen, values - mean, 0.0)).sum(axis=0, dtype=np.float64) / count
+    return mean, np.sqrt(deviation)

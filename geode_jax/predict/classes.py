@@ -1,0 +1,137 @@
+"""Which class a row belongs to: posterior predictive densities of the classes, weighed by their probabilities."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from geode_jax._checks import check_data, check_instance, check_integer
+from geode_jax._typing import ArrayLike, Float, precision_of
+from geode_jax.build.standardise import to_model
+from geode_jax.class_posterior import ClassPosterior
+from geode_jax.math.streaming import map_row_blocks
+from geode_jax.predict.boundary import CANDIDATES, map_partial_rows, thinned
+from geode_jax.predict.density import density_row_bytes, log_densities
+from geode_jax.predict.partial import bytes_per_row as partial_row_bytes
+from geode_jax.predict.partial import log_densities_partial
+from geode_jax.predict.reduced import bytes_per_row as reduced_row_bytes
+from geode_jax.predict.reduced import log_density_reduced, show
+
+# Draws per tree: a class density is averaged over trees too, and every draw of a partial row costs a Cholesky factor.
+CLASS_DRAWS = 20
+PARTIAL_CLASS_DRAWS = 4
+
+
+def class_log_densities(
+    posterior: ClassPosterior, X: ArrayLike, *, num_draws: int | None = None, num_candidates: int | None = None
+) -> Float[np.ndarray, "n G T"]:
+    """Log density of rows (n, D) under every draw of every tree of every class, in nats and the data's units.
+
+    T counts the draws of all trees, in the same order for every class. A row with NaN gets the marginal log density of
+    its observed entries. `num_draws` per tree (None: 20, and 4 for rows with NaN); `num_candidates` nodes per tree that
+    a row with NaN is followed at (None: 6).
+    """
+    check_instance(posterior, "posterior", ClassPosterior)
+    data = check_data(X, "X", allow_nan=True, num_features=posterior.num_features)
+    if num_draws is not None:
+        check_integer(num_draws, "num_draws", 1)
+    wanted = CANDIDATES if num_candidates is None else check_integer(num_candidates, "num_candidates", 1)
+    missing = np.isnan(data)
+    is_partial = missing.any(axis=1)
+    with precision_of(posterior.dtype):
+        x = to_model(np.where(missing, posterior.shift, data), posterior.frame, posterior.dtype)
+        # rows of both kinds side by side have the same draws, the fewer
+        num_draws = num_draws or (PARTIAL_CLASS_DRAWS if is_partial.any() else CLASS_DRAWS)
+        num_draws = min(num_draws, *(member.num_chains * member.num_draws for member in posterior.members))
+        parts = []
+        if not is_partial.all():
+            parts.append((~is_partial, _complete(posterior, x[~is_partial], num_draws)))
+        if is_partial.any():
+            is_observed = (~missing[is_partial]).astype(x.dtype)
+            parts.append((is_partial, _partial(posterior, x[is_partial], is_observed, num_draws, wanted)))
+    result = np.empty((data.shape[0], *parts[0][1].shape[1:]))
+    for rows, found in parts:
+        result[rows] = found
+    return result
+
+
+def class_log_probabilities(
+    posterior: ClassPosterior,
+    X: ArrayLike,
+    *,
+    vote: bool = False,
+    num_draws: int | None = None,
+    num_candidates: int | None = None,
+) -> Float[np.ndarray, "n G"]:
+    """Log probability of every class given each row of X, (n, D), NaN being missing values.
+
+    By the posterior predictive densities of the classes, averaged over draws and trees, to the power that calibrates
+    them. With `vote` as in the paper: the share of draws under which the class is the most probable one (-inf where
+    there is none).
+    """
+    by_draw = class_log_densities(posterior, X, num_draws=num_draws, num_candidates=num_candidates)
+    if vote:
+        winner = np.argmax(by_draw + posterior.log_prior[:, None], axis=1)
+        shares = np.stack([(winner == number).mean(axis=1) for number in range(posterior.num_classes)], axis=1)
+        with np.errstate(divide="ignore"):
+            return np.log(shares)
+    log_density = special.logsumexp(by_draw, axis=2) - np.log(by_draw.shape[2])
+    return special.log_softmax(posterior.log_prior + posterior.power * log_density, axis=1)
+
+
+def _complete(posterior: ClassPosterior, x: np.ndarray, num_draws: int) -> np.ndarray:
+    outside = np.full((x.shape[0], 1), -np.log(posterior.scale).sum())
+    if posterior.reduction is not None:
+        outside += posterior.reduction.log_density_outside(x)[:, None]
+        x = posterior.reduction.coordinates(x)
+    found = []
+    for member in posterior.members:
+        draws = thinned(member, num_draws, None)
+        by_draw = map_row_blocks(
+            lambda rows, member=member, draws=draws: jnp.swapaxes(log_densities(member.dictionary, draws, rows), 0, 1),
+            x,
+            bytes_per_row=member.num_trees * density_row_bytes(draws, x),
+        )
+        found.append(by_draw.reshape(x.shape[0], -1) + outside)
+    return np.stack(found, axis=1)
+
+
+def _partial(
+    posterior: ClassPosterior, x: np.ndarray, is_observed: np.ndarray, num_draws: int, num_candidates: int
+) -> np.ndarray:
+    jacobian = -(is_observed @ np.log(posterior.scale))[:, None]
+    reduction = posterior.reduction
+    found = []
+    shown = None
+    if reduction is not None:
+        origin, basis = (jnp.asarray(part, x.dtype) for part in (reduction.origin, reduction.basis))
+        noise = jnp.asarray(reduction.noise, x.dtype)
+        rank = basis.shape[1]
+        shown = map_partial_rows(
+            lambda rows, seen: show(origin, basis, rows, seen),
+            x,
+            is_observed,
+            bytes_per_row=x.itemsize * (4 * x.shape[1] + 4 * rank * rank),
+        )
+    for member in posterior.members:
+        draws = thinned(member, num_draws, None)
+        width = min(num_candidates, member.dictionary.tree.num_nodes)
+        if shown is not None:
+            leaves, treedef = jax.tree.flatten(shown)
+
+            def of_shown(*parts: jax.Array, member=member, draws=draws, width=width, treedef=treedef) -> jax.Array:
+                rows = jax.tree.unflatten(treedef, parts)
+                return log_density_reduced(member.dictionary, draws, noise, rows, num_candidates=width)
+
+            by_draw = map_row_blocks(of_shown, *leaves, bytes_per_row=reduced_row_bytes(member.dictionary, width))
+        else:
+            by_draw = map_partial_rows(
+                lambda rows, seen, member=member, draws=draws, width=width: log_densities_partial(
+                    member.dictionary, draws, rows, seen, num_candidates=width
+                ),
+                x,
+                is_observed,
+                bytes_per_row=member.num_trees * partial_row_bytes(member.dictionary, width, num_draws),
+            )
+        found.append(by_draw.reshape(x.shape[0], -1) + jacobian)
+    return np.stack(found, axis=1)

@@ -1,0 +1,84 @@
+"""One file of arrays and a JSON header, without pickle: how posteriors and estimators are kept."""
+
+import dataclasses
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from geode_jax import settings as _settings
+
+# What reading a damaged or foreign file may raise; all of it reaches the user as one ValueError.
+_READ_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write one ``.npz`` file; it appears whole or not at all. No array may be called ``header``."""
+    target = Path(path)
+    partial = target.with_name(target.name + ".part")
+    with open(partial, "wb") as file:
+        np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **arrays)
+    os.replace(partial, target)
+
+
+def read_archive(path: str | os.PathLike[str], kind: str, version: int, writer: str, rebuild: Any) -> Any:
+    """What `rebuild` makes of ``(header, arrays)`` of a file whose header names the format `kind`.
+
+    `writer` names the method that writes such files. Raises ValueError where the file is another, of a later version
+    than `version`, or damaged; OSError where it cannot be read.
+    """
+    try:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+            header = json.loads(str(file["header"]))
+            arrays = {name: file[name] for name in file.files if name != "header"}
+        if header.get("format") != kind:
+            raise ValueError("the header names another format")
+        if header["version"] > version:
+            raise ValueError(f"version {header['version']} is newer than this package's {version}")
+        return rebuild(header, arrays)
+    except _READ_ERRORS as error:
+        raise ValueError(f"path: expected a file written by {writer}, got {path!s}: {error}") from error
+
+
+def encode(value: Any) -> Any:
+    """A settings object as nested dictionaries that name their class; plain values as they are.
+
+    Raises TypeError for what JSON cannot hold.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"class": type(value).__name__, **fields}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    raise TypeError(f"expected numbers, strings, None or settings of this package, got {value!r}")
+
+
+def decode(value: Any) -> Any:
+    """The inverse of :func:`encode`; only this package's settings classes are ever made, lists stay lists."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kinds: dict[str, Any] = {name: kind for name, kind in vars(_settings).items() if dataclasses.is_dataclass(kind)}
+    return kinds[value["class"]](**{key: decode(item) for key, item in value.items() if key != "class"})

@@ -1,0 +1,197 @@
+"""Classes: their densities against the mixture written out, calibration, votes, files, bad input."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import numpy as np
+import oracle
+import pytest
+from scipy import special
+
+import geode_jax
+from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
+
+SAMPLER = SamplerSettings(num_warmup=30, num_samples=20, segment_length=10)
+SETTINGS = DictionarySettings(num_trees=2, max_rank=2, depth=1, shared_span=SharedSpan(4))
+COUNTS = (80, 60, 20)
+
+
+def _rows(counts, seed):
+    """Three noisy planes in ten dimensions, in units far from 1; the last class is small and has little noise."""
+    rng = np.random.default_rng(1)
+    spans, centres = rng.normal(size=(3, 2, 10)), 1.5 * rng.normal(size=(3, 10))
+    rng = np.random.default_rng(seed)
+    parts = [
+        centres[number]
+        + rng.normal(size=(count, 2)) @ spans[number]
+        + (0.3, 0.2, 0.02)[number] * rng.normal(size=(count, 10))
+        for number, count in enumerate(counts)
+    ]
+    return 50.0 + 9.0 * np.concatenate(parts), np.repeat(np.arange(3), counts)
+
+
+@pytest.fixture(scope="module")
+def train():
+    return _rows(COUNTS, 2)
+
+
+@pytest.fixture(scope="module")
+def test():
+    return _rows((20, 20, 20), 3)
+
+
+@pytest.fixture(scope="module", params=["float32", "float64"])
+def reduced(request, train):
+    """In four coordinates common to the classes."""
+    return geode_jax.fit_classes(jax.random.key(0), *train, dictionary=SETTINGS, sampler=SAMPLER, dtype=request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(train):
+    """Without common coordinates."""
+    settings = dataclasses.replace(SETTINGS, shared_span=None)
+    return geode_jax.fit_classes(jax.random.key(0), *train, dictionary=settings, sampler=SAMPLER)
+
+
+def _dense(posterior, number, num_draws):
+    """The mixture of one class in the data's units."""
+    found = oracle.make_oracle(posterior.members[number], num_draws)
+    mean, covariance = found.mean, found.covariance
+    if posterior.reduction is not None:
+        origin, basis, noise = (np.asarray(part, np.float64) for part in posterior.reduction)
+        outside = noise * (np.eye(basis.shape[0]) - basis @ basis.T)
+        mean, covariance = origin + mean @ basis.T, basis @ covariance @ basis.T + outside
+    scale = posterior.scale
+    return found._replace(mean=posterior.shift + scale * mean, covariance=scale[:, None] * covariance * scale)
+
+
+@pytest.mark.parametrize("num_seen", [10, 7, 3, 1])
+def test_densities_of_complete_and_partial_rows(reduced, test, num_seen):
+    """With fewer features than coordinates, and with noise along them below and above that outside."""
+    rows = test[0][::7]
+    variances = np.concatenate([np.exp(np.asarray(member.draws.log_sigma2)).ravel() for member in reduced.members])
+    assert variances.min() < reduced.reduction.noise < variances.max()
+    seen = np.random.default_rng(num_seen).permutation(10) < num_seen
+    found = geode_jax.class_log_densities(reduced, np.where(seen, rows, np.nan), num_draws=5, num_candidates=31)
+    assert found.shape == (9, 3, 2 * 5)
+    tolerance = {"rtol": 2e-3, "atol": 2e-2} if reduced.dtype == np.float32 else {"rtol": 1e-6, "atol": 1e-6}
+    for number in range(3):
+        expected = _dense(reduced, number, 5).log_density(rows, seen)
+        np.testing.assert_allclose(special.logsumexp(found[:, number], axis=1) - np.log(10), expected, **tolerance)
+
+
+def test_densities_without_common_coordinates(whole, test):
+    rows = test[0][::7]
+    assert whole.reduction is None
+    for seen in (np.ones(10, bool), np.arange(10) != 4):
+        found = geode_jax.class_log_densities(whole, np.where(seen, rows, np.nan), num_draws=5, num_candidates=31)
+        for number in range(3):
+            expected = _dense(whole, number, 5).log_density(rows, seen)
+            found_here = special.logsumexp(found[:, number], axis=1) - np.log(10)
+            np.testing.assert_allclose(found_here, expected, rtol=2e-3, atol=2e-2)
+
+
+def test_few_candidates_hold_the_mass(reduced, test):
+    hidden = np.where(np.random.default_rng(0).random(test[0].shape) < 0.4, np.nan, test[0])
+    all_nodes = geode_jax.class_log_densities(reduced, hidden, num_candidates=31)
+    few = geode_jax.class_log_densities(reduced, hidden, num_candidates=2)
+    assert (few <= all_nodes + 1e-3).all()
+    assert np.median(all_nodes - few) < 0.05
+
+
+def test_probabilities(reduced, test):
+    rows, labels = test
+    log_probability = geode_jax.class_log_probabilities(reduced, rows)
+    np.testing.assert_allclose(np.exp(log_probability).sum(axis=1), 1.0, rtol=1e-6)
+    assert (log_probability.argmax(axis=1) == labels).mean() > 0.9
+    assert 0.0 < reduced.power <= 1.0
+    np.testing.assert_allclose(np.exp(reduced.log_prior), np.array(COUNTS) / sum(COUNTS))
+    mixed = rows.copy()
+    mixed[::2, 3] = np.nan
+    beside = geode_jax.class_log_probabilities(reduced, mixed, num_draws=4)
+    alone = geode_jax.class_log_probabilities(reduced, mixed[1::2], num_draws=4)
+    np.testing.assert_allclose(beside[1::2], alone, atol=1e-4)
+
+
+def test_votes(reduced, test):
+    by_draw = geode_jax.class_log_densities(reduced, test[0])
+    votes = np.exp(geode_jax.class_log_probabilities(reduced, test[0], vote=True))
+    winner = (by_draw + reduced.log_prior[:, None]).argmax(axis=1)
+    for row, shares in enumerate(votes):
+        np.testing.assert_allclose(shares, np.bincount(winner[row], minlength=3) / winner.shape[1])
+
+
+def test_calibration_tempers_densities_that_are_too_sure(train):
+    """Classes that are one distribution with labels at random: no power above 0 helps."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(160, 10))
+    labels = rng.integers(0, 2, 160)
+    options = {"dictionary": SETTINGS, "sampler": SAMPLER}
+    plain = geode_jax.fit_classes(jax.random.key(0), rows, labels, calibrate=False, **options)
+    tempered = geode_jax.fit_classes(jax.random.key(0), rows, labels, **options)
+    assert plain.power == 1.0
+    assert tempered.power < 0.3
+    new = rng.normal(size=(300, 10))
+    spread = [np.abs(np.diff(geode_jax.class_log_probabilities(found, new))).mean() for found in (plain, tempered)]
+    assert spread[1] < 0.5 * spread[0]
+
+
+def test_given_class_probabilities(train, test):
+    settings = dataclasses.replace(SETTINGS, num_trees=1)
+    probabilities = [0.2, 0.3, 0.5]
+    options = {"dictionary": settings, "sampler": SAMPLER, "calibrate": False}
+    found = geode_jax.fit_classes(jax.random.key(0), *train, class_probabilities=probabilities, **options)
+    np.testing.assert_allclose(np.exp(found.log_prior), probabilities)
+    with pytest.raises(ValueError, match="class_probabilities: expected 3 positive numbers that add up to 1"):
+        geode_jax.fit_classes(jax.random.key(0), *train, class_probabilities=[0.5, 0.5, 0.5], **options)
+
+
+def test_missing_values_in_training(train, test):
+    rows, labels = train
+    hidden = np.where(np.random.default_rng(0).random(rows.shape) < 0.2, np.nan, rows)
+    found = geode_jax.fit_classes(
+        jax.random.key(0), hidden, labels, dictionary=dataclasses.replace(SETTINGS, num_trees=1), sampler=SAMPLER
+    )
+    assert found.reduction is None
+    log_probability = geode_jax.class_log_probabilities(found, test[0])
+    assert (log_probability.argmax(axis=1) == test[1]).mean() > 0.9
+
+
+def test_file(reduced, test, tmp_path):
+    path = tmp_path / "classes.npz"
+    reduced.save(path)
+    loaded = geode_jax.ClassPosterior.load(path)
+    for first, second in zip(jax.tree.leaves(reduced), jax.tree.leaves(loaded), strict=True):
+        np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(
+        geode_jax.class_log_probabilities(loaded, test[0]), geode_jax.class_log_probabilities(reduced, test[0])
+    )
+    with pytest.raises(ValueError, match=r"path: expected a file written by Posterior\.save"):
+        geode_jax.Posterior.load(path)
+    broken = eqx.tree_at(lambda it: it.log_prior, reduced, reduced.log_prior[:2])
+    broken.save(path)
+    with pytest.raises(ValueError, match="arrays have shapes that do not belong together"):
+        geode_jax.ClassPosterior.load(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.zeros(159, int), r"labels: expected 160 integers, got int64 of shape \(159,\)"),
+        (np.zeros(160), "labels: expected 160 integers, got float64"),
+        (np.full(160, -1), "labels: expected integers from 0, got -1"),
+        (np.arange(160) // 159, "labels: expected at least 2 rows of every class, got 1 of class 1"),
+        (2 * (np.arange(160) // 80), "labels: expected at least 2 rows of every class, got 0 of class 1"),
+    ],
+)
+def test_bad_labels(train, labels, message):
+    with pytest.raises(ValueError, match=message):
+        geode_jax.fit_classes(jax.random.key(0), train[0], labels)
+
+
+def test_bad_rows(reduced):
+    with pytest.raises(ValueError, match="X: expected 10 features as in fit, got 4"):
+        geode_jax.class_log_densities(reduced, np.zeros((2, 4)))
+    with pytest.raises(TypeError, match="posterior: expected ClassPosterior"):
+        geode_jax.class_log_densities("model", np.zeros((2, 4)))
