@@ -1,0 +1,213 @@
+"""GeodeRegressor, GeodeClassifier and GeodeImputer as scikit-learn's users know them, and files of all estimators."""
+
+import pickle
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import geode_jax
+
+OPTIONS = {"num_trees": 1, "num_warmup": 30, "num_samples": 20, "depth": 1, "max_rank": 3, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def linear():
+    """Features around three factors; two responses with noise 0.5 (in units of 1000) and 0.1."""
+    rng = np.random.default_rng(0)
+    factors = rng.normal(size=(360, 3))
+    X = factors @ rng.normal(size=(3, 6)) + 0.05 * rng.normal(size=(360, 6))
+    Y = factors[:, :2] * [2.0, -1.0] + rng.normal(size=(360, 2)) * [0.5, 0.1]
+    return X, Y * [1000.0, 1.0] + [1e6, 0.0]
+
+
+@pytest.fixture(scope="module")
+def regressor(linear):
+    X, Y = linear
+    return geode_jax.GeodeRegressor(**OPTIONS).fit(X[:320], Y[:320])
+
+
+def test_regression_has_the_noise_of_the_truth(regressor, linear):
+    X, Y = linear[0][320:], linear[1][320:]
+    mean, deviation = regressor.predict(X, return_std=True)
+    np.testing.assert_allclose(regressor.predict(X), mean, rtol=1e-6)
+    assert mean.shape == deviation.shape == (40, 2)
+    np.testing.assert_allclose(np.median(deviation, axis=0), [500.0, 0.1], rtol=0.35)
+    assert (np.abs((Y - mean) / deviation) < 4).all()
+    assert regressor.score(X, Y) > 0.9
+    lower, upper = regressor.predict_interval(X, 0.9)
+    assert 0.75 < ((lower < Y) & (upper > Y)).mean() < 0.99
+    np.testing.assert_allclose((upper - lower).mean(axis=0), 2 * 1.645 * deviation.mean(axis=0), rtol=0.1)
+
+
+def test_draws_of_responses(regressor, linear):
+    X = linear[0][320:324]
+    draws = regressor.sample_y(X, 1500, random_state=3)
+    assert draws.shape == (1500, 4, 2)
+    mean, deviation = regressor.predict(X, return_std=True)
+    assert (np.abs(draws.mean(axis=0) - mean) < 5 * deviation / np.sqrt(1500)).all()
+    np.testing.assert_allclose(draws.std(axis=0), deviation, rtol=0.15)
+    np.testing.assert_array_equal(draws, regressor.sample_y(X, 1500, random_state=3))
+
+
+def test_missing_features_and_responses(linear):
+    X, Y = linear
+    rng = np.random.default_rng(1)
+    hidden = np.where(rng.random(X.shape) < 0.2, np.nan, X)
+    hidden[:, 0] = X[:, 0]
+    partly = np.where(rng.random(Y.shape) < 0.2, np.nan, Y)
+    model = geode_jax.GeodeRegressor(**OPTIONS).fit(hidden[:320], partly[:320])
+    assert model.score(hidden[320:], Y[320:]) > 0.8
+    only_one = np.full((1, 6), np.nan)
+    only_one[0, 0] = X[0, 0]
+    assert (model.predict(only_one, return_std=True)[1] > model.predict(X[:1], return_std=True)[1]).all()
+
+
+def test_one_response_keeps_its_shape(linear):
+    X, y = linear[0], linear[1][:, 1]
+    model = geode_jax.GeodeRegressor(**OPTIONS).fit(X, y)
+    assert model.predict(X).shape == (360,)
+    assert [part.shape for part in model.predict_interval(X)] == [(360,), (360,)]
+    assert model.sample_y(X[:2], 3).shape == (3, 2)
+    assert cross_val_score(make_pipeline(StandardScaler(), clone(model)), X, y, cv=2).min() > 0.9
+    constant = geode_jax.GeodeRegressor(**OPTIONS).fit(X, np.full(360, 7.0))
+    np.testing.assert_allclose(constant.predict(X), 7.0, atol=0.2)
+
+
+@pytest.fixture(scope="module")
+def labelled():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(["tea", "milk", "water"], [50, 40, 30])
+    centres = {"tea": 0.0, "milk": 2.0, "water": 4.0}
+    X = np.array([centres[label] for label in labels])[:, None] + rng.normal(size=(120, 4)) * [0.3, 0.5, 1.0, 3.0]
+    return X, labels
+
+
+@pytest.fixture(scope="module")
+def classifier(labelled):
+    return geode_jax.GeodeClassifier(**OPTIONS).fit(*labelled)
+
+
+def test_classification(classifier, labelled):
+    X, labels = labelled
+    assert classifier.classes_.tolist() == ["milk", "tea", "water"]
+    assert classifier.score(X, labels) > 0.97
+    probability = classifier.predict_proba(X)
+    np.testing.assert_allclose(probability, np.exp(classifier.predict_log_proba(X)))
+    np.testing.assert_allclose(probability.sum(axis=1), 1.0, rtol=1e-6)
+    hidden = np.where([True, True, False, False], X, np.nan)
+    assert classifier.score(hidden, labels) > 0.95
+    voter = clone(classifier).set_params(vote=True).fit(X, labels)
+    assert set(np.unique(np.round(20 * voter.predict_proba(X), 6))) <= set(range(21))
+
+
+def test_grid_search_and_feature_names(labelled):
+    X, labels = labelled
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    search = GridSearchCV(geode_jax.GeodeClassifier(**OPTIONS), {"priors": [None, [0.2, 0.3, 0.5]]}, cv=2)
+    search.fit(frame, labels)
+    assert search.best_score_ > 0.95
+    with pytest.raises(ValueError, match="feature names"):
+        search.best_estimator_.predict(frame[list("dcba")])
+    assert "GeodeClassifier" in search.best_estimator_._repr_html_()
+
+
+@pytest.fixture(scope="module")
+def hidden(linear):
+    return np.where(np.random.default_rng(2).random(linear[0].shape) < 0.15, np.nan, linear[0])
+
+
+def test_imputer(linear, hidden):
+    X = linear[0]
+    frame = pd.DataFrame(hidden, columns=list("abcdef")).dropna(how="all")
+    imputer = geode_jax.GeodeImputer(**OPTIONS).set_output(transform="pandas").fit(frame)
+    filled = imputer.transform(frame)
+    assert list(filled.columns) == list(imputer.get_feature_names_out()) == list("abcdef")
+    assert not filled.isna().any(axis=None)
+    seen = frame.notna().to_numpy()
+    np.testing.assert_array_equal(filled.to_numpy()[seen], frame.to_numpy()[seen])
+    by_mean = SimpleImputer().fit_transform(frame)
+    truth = X[frame.index]
+    error = [np.abs(values - truth)[~seen].mean() for values in (filled.to_numpy(), by_mean)]
+    assert error[0] < 0.2 * error[1]
+    mean, lower, upper = imputer.impute(frame, interval=0.9)
+    np.testing.assert_allclose(mean, filled, rtol=1e-5)
+    assert ((lower <= truth) & (truth <= upper))[~seen].mean() > 0.85
+    assert (upper - lower)[~seen].mean() < 0.5 * np.ptp(truth, axis=0).mean()
+    assert imputer.impute_draws(frame, 2).shape == (2, *frame.shape)
+    pipeline = make_pipeline(geode_jax.GeodeImputer(**OPTIONS), StandardScaler())
+    assert np.isfinite(pipeline.fit_transform(frame)).all()
+
+
+def test_files_without_pickle(regressor, classifier, linear, labelled, tmp_path):
+    path = tmp_path / "model.npz"
+    named = geode_jax.GeodeDensity(**{**OPTIONS, "dtype": np.float32, "prior": geode_jax.Prior(noise_shape=0.6)})
+    named.fit(pd.DataFrame(linear[0], columns=list("abcdef")))
+    X = linear[0][:5]
+    with pytest.warns(UserWarning, match="feature names"):
+        scores = named.score_samples(X)
+    for model, rows, method, expected in (
+        (regressor, X, "predict", regressor.predict(X)),
+        (classifier, labelled[0], "predict_proba", classifier.predict_proba(labelled[0])),
+        (named, pd.DataFrame(X, columns=list("abcdef")), "score_samples", scores),
+    ):
+        model.save(path)
+        loaded = type(model).load(path)
+        np.testing.assert_array_equal(getattr(loaded, method)(rows), expected)
+        assert {**loaded.get_params(), "dtype": "float32"} == {**model.get_params(), "dtype": "float32"}
+        for copy in (pickle.loads(pickle.dumps(model)), _through_joblib(model, tmp_path)):
+            np.testing.assert_array_equal(getattr(copy, method)(rows), expected)
+    np.testing.assert_array_equal(loaded.novelty(rows), named.novelty(rows))
+    assert loaded.feature_names_in_.tolist() == list("abcdef")
+    with pytest.raises(ValueError, match=r"written by GeodeRegressor\.save, .* it holds a GeodeDensity"):
+        geode_jax.GeodeRegressor.load(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"expected a file written by GeodeDensity\.save"):
+        geode_jax.GeodeDensity.load(path)
+    named.random_state = np.random.RandomState(0)
+    with pytest.raises(TypeError, match="random_state: cannot be saved without pickle"):
+        named.save(path)
+
+
+def _through_joblib(model, folder):
+    joblib.dump(model, folder / "model.joblib")
+    return joblib.load(folder / "model.joblib")
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        (geode_jax.GeodeRegressor(), lambda X, y: (X, None), "requires y to be passed, but the target y is None"),
+        (geode_jax.GeodeRegressor(), lambda X, y: (X, y[:9]), "inconsistent numbers of samples"),
+        (geode_jax.GeodeRegressor(), lambda X, y: (X, np.where(y > 1e6, np.inf, y)), "y contains infinity"),
+        (geode_jax.GeodeClassifier(), lambda X, y: (X, y), "Unknown label type: continuous"),
+        (
+            geode_jax.GeodeClassifier(priors=[1.0]),
+            lambda X, y: (X, y > 1e6),
+            "class_probabilities: expected 2 pos",
+        ),
+        (geode_jax.GeodeClassifier(span_rank=0), lambda X, y: (X, y > 1e6), "rank: expected an integer of at least 1"),
+    ],
+)
+def test_bad_input(linear, model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        model.fit(*arguments(linear[0], linear[1][:, 0]))
+
+
+def test_bad_requests(regressor, classifier, linear):
+    X = linear[0]
+    with pytest.raises(ValueError, match=r"probability: expected a number in \(0, 1\), got 95"):
+        regressor.predict_interval(X, 95)
+    with pytest.raises(ValueError, match="n_samples: expected an integer of at least 1, got 0"):
+        regressor.sample_y(X, 0)
+    with pytest.raises(ValueError, match="rows are all NaN"):
+        regressor.predict(np.full((1, 6), np.nan))
+    with pytest.raises(ValueError, match="6 features, but GeodeClassifier is expecting 4"):
+        classifier.predict(X)
