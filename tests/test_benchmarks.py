@@ -11,13 +11,16 @@ from benchmarks import (
     frey_missing,
     missing_time,
     mixing,
+    mnist,
     partition_calls,
     readme,
+    smoothness,
     stage_one,
     swiss_roll,
     truncated_gamma,
 )
 from benchmarks.common import find_data
+from geode_jax.build.partition import Partition
 
 
 def test_frey():
@@ -45,6 +48,55 @@ def test_frey_missing():
 def test_missing_time():
     rows = missing_time.main(["--quick"])
     assert len({row["partial_rows_mebibytes"] for row in rows}) == 1  # whatever the number of features
+
+
+@pytest.mark.slow
+def test_mnist():
+    try:
+        find_data("mnist.npz")
+    except SystemExit:
+        pytest.skip("MNIST is not ours to ship")
+    rows = mnist.main(["--quick"])
+    assert len(rows) == 3
+    assert all(row["error_percent"] < 25 for row in rows)
+    assert rows[0]["half_error_percent"] < rows[0]["mean_filled_error_percent"]
+
+
+@pytest.mark.slow
+def test_smoothness():
+    rows = smoothness.main(["--quick"])
+    assert 0.3 < min(rows[0]["mpcr_tuned"]) < rows[0]["geode"] < 4
+
+
+def test_multiscale_regression():
+    """At the root it is least squares on all components; at finer scales a cell's own."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 5))
+    y = x @ [1.0, 2.0, 0.0, -1.0, 0.5] + 3.0
+    x[:30, 0] += 30.0
+    y[:30] += 100.0
+    cells = [np.arange(60), np.arange(30), np.arange(30, 60)]
+    found = smoothness.multiscale_regression(x, y, x[::7], Partition(1, tuple(cells)))
+    all_components = smoothness.COMPONENTS.index(5)
+    design = np.column_stack([np.ones(60), x])
+    expected = (design @ np.linalg.lstsq(design, y, rcond=None)[0])[::7]
+    np.testing.assert_allclose(found[0, all_components], expected, rtol=1e-6)
+    np.testing.assert_allclose(found[1, all_components], y[::7], rtol=1e-6)
+
+
+def test_calibration_error():
+    probability = np.array([[0.9, 0.1], [0.9, 0.1], [0.3, 0.7], [0.3, 0.7]])
+    assert mnist.calibration_error(probability, np.array([0, 1, 1, 1])) == pytest.approx(0.5 * 0.4 + 0.5 * 0.3)
+
+
+def test_deskewing_makes_a_slanted_line_upright():
+    image = np.zeros((28, 28), np.float32)
+    rows = np.arange(6, 22)
+    image[rows, 9 + rows // 2] = 255.0
+    upright = mnist.deskewed(image.reshape(1, -1)).reshape(28, 28)
+    columns = (upright * np.arange(28)).sum(axis=1)[8:20] / upright.sum(axis=1)[8:20]
+    assert np.ptp(columns) < 1.5
+    assert columns.mean() == pytest.approx(13.5, abs=0.7)
 
 
 def test_missing_data_is_explained(tmp_path, monkeypatch):
