@@ -16,10 +16,10 @@ def test_readme():
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("name", ["estimators.density"])
+@pytest.mark.parametrize("name", ["classifier", "density", "imputer", "regressor"])
 def test_docstrings(name):
-    result = doctest.testmod(importlib.import_module(f"geode_jax.{name}"))
-    assert result.attempted > 3
+    result = doctest.testmod(importlib.import_module(f"geode_jax.estimators.{name}"))
+    assert result.attempted > 4
     assert result.failed == 0
 
 
