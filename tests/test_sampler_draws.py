@@ -18,8 +18,11 @@ from scipy import stats
 
 from geode_jax._typing import precision_of
 from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
+from geode_jax.gibbs.chain import initial_chain
 from geode_jax.model import sample_prior, simulate
 from geode_jax.settings import ExactShrinkage
+from geode_jax.state import node_sums
+from geode_jax.statistics import Statistics
 
 NUM_DRAWS = 4000
 LEVEL = 1e-4
@@ -272,3 +275,36 @@ def test_draws_follow_the_conditional(block, dtype):
 def test_planted_bug_is_caught(bug, block):
     with BUGS[bug]():
         assert smallest_p_value(block, np.float32) < LEVEL
+
+
+def test_places_without_rows_change_nothing():
+    """Padded statistics, with rubbish in the empty places: same sums, same conditional, and no membership there."""
+    dictionary = small.make_dictionary(jnp.float32)
+    problem = small.make_problem(dictionary, 2.0 * jax.random.normal(jax.random.key(0), (14, 5)))
+    active = small.active_mask(dictionary)
+    state = sample_prior(jax.random.key(1), dictionary.tree, small.PRIOR, active, 14, jnp.float32)
+    statistics = problem.statistics
+    padded = Statistics(
+        jnp.pad(statistics.residual, ((0, 0), (0, 5)), constant_values=77.0),
+        jnp.pad(statistics.squared, ((0, 0), (0, 5), (0, 0)), constant_values=99.0),
+        statistics.num_rows,
+    )
+    nowhere = jnp.full(5, dictionary.tree.num_nodes, state.node.dtype)
+    longer = eqx.tree_at(lambda it: it.node, state, jnp.concatenate([state.node, nowhere]))
+    for first, second in zip(
+        jax.tree.leaves(node_sums(state, statistics)), jax.tree.leaves(node_sums(longer, padded)), strict=True
+    ):
+        np.testing.assert_allclose(first, second, rtol=1e-6)
+    tree, num_features = dictionary.tree, dictionary.num_features
+    np.testing.assert_allclose(
+        allocation.log_conditional(state, statistics, tree, num_features),
+        allocation.log_conditional(longer, padded, tree, num_features),
+        rtol=1e-5,
+    )
+    for draw in (allocation.draw, allocation.draw_sliced):
+        node = np.asarray(draw(jax.random.key(2), longer, padded, tree, num_features))
+        assert (node[14:] == tree.num_nodes).all()
+        assert (node[:14] < tree.num_nodes).all()
+    started = initial_chain(jax.random.key(3), eqx.tree_at(lambda it: it.statistics, problem, padded))
+    assert (np.asarray(started.state.node)[14:] == tree.num_nodes).all()
+    assert float(started.sums.count.sum()) == 14
