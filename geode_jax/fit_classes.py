@@ -17,7 +17,7 @@ from geode_jax.build.reduction import Reduction, learn_reduction
 from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.class_posterior import ClassPosterior
 from geode_jax.fit import move_bar, posterior_of, progress_bar
-from geode_jax.forest import STATISTICS_BYTES, Forest, grow_in_frame, resolve
+from geode_jax.forest import Forest, grow_in_frame, resolve
 from geode_jax.gibbs.run import Samples, run_chains
 from geode_jax.posterior import Posterior
 from geode_jax.predict.classes import class_log_densities
@@ -29,6 +29,8 @@ from geode_jax.statistics import padded_size
 SPAN_RANK = 50
 # Training rows that the probabilities are calibrated on.
 CALIBRATION_ROWS = 5000
+# Statistics of the classes that are sampled together: enough to fill any device's cores.
+BATCH_BYTES = 2**30
 # Classes that are sampled together have at most this ratio of sizes, for they are padded to one.
 SIZE_RATIO = 1.5
 
@@ -180,7 +182,7 @@ def _batches(task: _Task) -> Iterator[list[int]]:
     batch: list[int] = []
     for number in np.argsort(-sizes, kind="stable"):
         fits = batch and not has_missing and SIZE_RATIO * sizes[number] >= sizes[batch[0]]
-        if batch and not (fits and (len(batch) + 1) * per_row * sizes[batch[0]] <= STATISTICS_BYTES):
+        if batch and not (fits and (len(batch) + 1) * per_row * sizes[batch[0]] <= BATCH_BYTES):
             yield batch
             batch = []
         batch.append(int(number))
@@ -200,27 +202,28 @@ def _fit_members(
         largest = sizes[batch].max()
         # classes of similar size share a program even where they are not sampled together
         num_places = padded_size(int(sizes[sizes <= SIZE_RATIO * largest].max()))
+        first, share = 0.95 * len(members) / num_classes, 0.95 * len(batch) / num_classes
         forests: list[Forest] = []
-        for number in batch:
-            show = _class_step(on_step, number, len(members) + len(forests), num_classes)
+        for place, number in enumerate(batch):
+            learned = 0.3 * share / len(batch)
+            show = _part_of(on_step, first + place * learned, learned, f"class {number}: ")
             key_class = jax.random.fold_in(key, number)
             rows = task.x[task.rows_of[number]]
             forests.append(grow_in_frame(key_class, rows, frame, task.settings, show, num_places))
-        show = _class_step(on_step, batch[-1], len(members) + len(batch) - 1, num_classes)
-        key_batch = jax.random.fold_in(key, num_classes + batch[0])
-        for number, forest, samples in zip(
-            batch, forests, _sample_together(key_batch, forests, task, show), strict=True
-        ):
+        names = ", ".join(map(str, batch))
+        show = _part_of(on_step, first + 0.3 * share, 0.7 * share, f"class {names}: ")
+        drawn = _sample_together(jax.random.fold_in(key, num_classes + batch[0]), forests, task, show)
+        for number, forest, samples in zip(batch, forests, drawn, strict=True):
             members[number] = posterior_of(forest, samples, task.prior, task.sampler)
             held_out[number] = held_out_log_density(forest, members[number])
     return [members[number] for number in range(num_classes)], [held_out[number] for number in range(num_classes)]
 
 
-def _class_step(
-    on_step: Callable[[float, str], None], number: int, done: int, num_classes: int
+def _part_of(
+    on_step: Callable[[float, str], None], first: float, width: float, start: str
 ) -> Callable[[float, str], None]:
-    """Shows how far one class is on the bar of all."""
-    return lambda share, text: on_step(0.95 * (done + share) / num_classes, f"class {number}: {text}")
+    """Shows a part of the work on the bar of all."""
+    return lambda share, text: on_step(first + width * share, start + text)
 
 
 def _sample_together(
@@ -231,7 +234,7 @@ def _sample_together(
     together = problems[0] if len(problems) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *problems)
 
     def on_segment(done: int, total: int) -> None:
-        on_step(0.3 + 0.7 * done / total, f"sweep {done} of {total}")
+        on_step(done / total, f"sweep {done} of {total}")
 
     samples = run_chains(key, together, task.sampler, on_segment)
     num_trees = forests[0].num_trees

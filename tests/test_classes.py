@@ -1,6 +1,7 @@
 """Classes: their densities against the mixture written out, calibration, votes, files, bad input."""
 
 import dataclasses
+import importlib
 
 import equinox as eqx
 import jax
@@ -195,3 +196,15 @@ def test_bad_rows(reduced):
         geode_jax.class_log_densities(reduced, np.zeros((2, 4)))
     with pytest.raises(TypeError, match="posterior: expected ClassPosterior"):
         geode_jax.class_log_densities("model", np.zeros((2, 4)))
+
+
+def test_progress_goes_forward(train, monkeypatch):
+    shares = []
+    module = importlib.import_module("geode_jax.fit_classes")  # the package's attribute is the function
+    monkeypatch.setattr(module, "move_bar", lambda bar, first, last, share, text: shares.append(share))
+    monkeypatch.setattr(module, "BATCH_BYTES", 1)
+    settings = dataclasses.replace(SETTINGS, num_trees=1)
+    geode_jax.fit_classes(jax.random.key(0), *train, dictionary=settings, sampler=SAMPLER)
+    assert len(shares) > 20
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
