@@ -304,28 +304,6 @@ def _mnist() -> list[str]:
     return lines
 
 
-def _smoothness() -> list[str]:
-    record = _load("smoothness")
-    rows = record["rows"]
-    fixed, tuned = (np.mean([row[key] for row in rows], axis=0) for key in ("mpcr_fixed", "mpcr_tuned"))
-    ours = np.array([row["geode"] for row in rows])
-    scales = " | ".join(f"scale {scale}" for scale in range(fixed.size))
-    error = ours.std(ddof=1) / np.sqrt(ours.size)
-    return [
-        f"**Regression without a scale chosen by hand** (the paper's section 4.1: three subspaces of dimension 3, 5, 7"
-        f" in D = 10000, 1000 training rows, {len(rows)} replicates; mean squared error of one feature given the"
-        f" others, the noise variance being 1), `{record['command']}`. GEODE: **{ours.mean():.3f}** (standard"
-        f" error {error:.3f}),"
-        f" {np.mean([row['coverage95'] for row in rows]):.1%} of the truth within 95% intervals,"
-        f" {np.mean([row['fit_seconds'] for row in rows]):.0f} s to fit.",
-        "",
-        f"| multiscale principal component regression | {scales} |",
-        "|---|" + "---|" * fixed.size,
-        f"| {record['settings']['fixed_components']} components | {' | '.join(f'{value:.3f}' for value in fixed)} |",
-        f"| as many as cross-validation says | {' | '.join(f'{value:.3f}' for value in tuned)} |",
-    ]
-
-
 def render_results() -> str:
     """The README's section between the two markers."""
     lines = [
@@ -342,8 +320,6 @@ def render_results() -> str:
         *_dimension(),
         "",
         *_mnist(),
-        "",
-        *_smoothness(),
         "",
         _proofs_in_short(),
     ]
@@ -376,8 +352,6 @@ def render_details() -> str:
         *_dimension(),
         "",
         *_mnist(),
-        "",
-        *_smoothness(),
         "",
         *_stage_one("digits", "digits"),
         *_stage_one("faces", "Frey faces"),
