@@ -14,6 +14,7 @@ from benchmarks import (
     mnist,
     partition_calls,
     readme,
+    scenarios,
     smoothness,
     stage_one,
     swiss_roll,
@@ -66,6 +67,23 @@ def test_mnist():
 def test_smoothness():
     rows = smoothness.main(["--quick"])
     assert 0.3 < min(rows[0]["mpcr_tuned"]) < rows[0]["geode"] < 4
+
+
+@pytest.mark.slow
+def test_scenarios():
+    rows = scenarios.main(["--quick"])
+    assert {row["missing"] for row in rows} == {0.0, 0.2}
+    assert all(row["mse"] < 1000 for row in rows)
+
+
+@pytest.mark.parametrize("number", list(scenarios.SCENARIOS))
+def test_scenarios_have_noise_of_one(number):
+    """All but the directions of the signal, of which none has more than 27, are noise."""
+    rows = scenarios.scenario_rows(np.random.default_rng(0), number, 200, 600)
+    singular = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False)
+    noise = np.sum(singular[30:] ** 2) / rows.size
+    assert 0.6 < noise < 1.0  # the 30 directions removed have their share of it
+    assert np.sum(singular[:30] ** 2) / rows.size > 5
 
 
 def test_multiscale_regression():
