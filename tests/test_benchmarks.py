@@ -135,6 +135,7 @@ def test_digits_density():
     assert all(-250 < row["nats"] < -90 for row in rows)
 
 
+@pytest.mark.slow
 def test_swiss_roll():
     rows = swiss_roll.main(["--quick"])
     assert {row["shape"] for row in rows} == {"flat", "bent"}
@@ -142,6 +143,7 @@ def test_swiss_roll():
     assert all(row["nats"] < oracle for row in rows if row["shape"] == "flat" and row["method"] != "oracle")
 
 
+@pytest.mark.slow
 def test_choices():
     rows = choices.main(["--quick"])
     assert np.isfinite([row["score_gain"] for row in rows]).all()
@@ -152,12 +154,14 @@ def test_dimension():
     assert row["right"] > 0.9
 
 
+@pytest.mark.slow
 def test_stage_one():
     rows = stage_one.main(["--quick"])
     assert [row["setting"] for row in rows] == ["default", "num_trees"]
     assert np.isfinite([row["nats"] for row in rows]).all()
 
 
+@pytest.mark.slow
 def test_mixing():
     rows = mixing.main(["--quick"])
     assert {row["variant"] for row in rows} == {"exact", "exact, slices", "published"}

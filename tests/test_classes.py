@@ -138,6 +138,7 @@ def test_calibration_tempers_densities_that_are_too_sure(train):
     assert spread[1] < 0.5 * spread[0]
 
 
+@pytest.mark.slow
 def test_given_class_probabilities(train, test):
     settings = dataclasses.replace(SETTINGS, num_trees=1)
     probabilities = [0.2, 0.3, 0.5]
@@ -148,6 +149,7 @@ def test_given_class_probabilities(train, test):
         geode_jax.fit_classes(jax.random.key(0), *train, class_probabilities=[0.5, 0.5, 0.5], **options)
 
 
+@pytest.mark.slow
 def test_missing_values_in_training(train, test):
     rows, labels = train
     hidden = np.where(np.random.default_rng(0).random(rows.shape) < 0.2, np.nan, rows)
