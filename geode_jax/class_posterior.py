@@ -51,6 +51,11 @@ class ClassPosterior(eqx.Module):
         """Coordinates in which all classes were learned."""
         return Frame(self.shift, self.scale)
 
+    def log_density_outside(self, x: np.ndarray) -> np.ndarray:
+        """What the log density of complete rows ``x`` has in the data's units beside that of a member, (n,)."""
+        jacobian = np.full(x.shape[0], -np.log(self.scale).sum())
+        return jacobian if self.reduction is None else jacobian + self.reduction.log_density_outside(x)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one ``.npz`` file, without pickle; the file appears whole or not at all."""
         write_archive(path, *self.to_archive())

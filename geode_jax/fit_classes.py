@@ -1,5 +1,6 @@
 """From an array and labels to one posterior per class, in common coordinates."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -92,7 +93,7 @@ def fit_classes(
         frame, reduction, x = _common_coordinates(data, rows_of, settings, real)
         settings = _settings_of_classes(x, rows_of, settings)
         task = _Task(x, rows_of, settings, model_prior, stage_two)
-        members, held_out = _fit_members(key, task, on_step)
+        members, held_out = _fit_members(key, task, calibrate, on_step)
         found = ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, 1.0)
         if not calibrate:
             return found
@@ -156,18 +157,7 @@ def _settings_of_classes(x: np.ndarray, rows_of: list[np.ndarray], settings: Dic
     """Settings of every class: those of the largest, whose shape all share; what is common is learned already."""
     largest = max(rows.size for rows in rows_of)
     num_partial = max(int(np.isnan(x[rows]).any(axis=1).sum()) for rows in rows_of)
-    plain = DictionarySettings(
-        max_rank=settings.max_rank,
-        depth=settings.depth,
-        num_trees=settings.num_trees,
-        num_neighbors=settings.num_neighbors,
-        min_cell_size=settings.min_cell_size,
-        parent_rows=settings.parent_rows,
-        cross_fit=settings.cross_fit,
-        feature_noise=None,
-        shared_span=None,
-        missing_rows=settings.missing_rows,
-    )
+    plain = dataclasses.replace(settings, feature_noise=None, shared_span=None)
     return resolve(plain, largest, x.shape[1], num_partial)
 
 
@@ -190,9 +180,9 @@ def _batches(task: _Task) -> Iterator[list[int]]:
 
 
 def _fit_members(
-    key: KeyArray, task: _Task, on_step: Callable[[float, str], None]
+    key: KeyArray, task: _Task, with_held_out: bool, on_step: Callable[[float, str], None]
 ) -> tuple[list[Posterior], list[np.ndarray]]:
-    """Posterior of every class, and the held-out log densities of its complete rows."""
+    """Posterior of every class and, if asked for, the held-out log densities of its complete rows."""
     num_classes = len(task.rows_of)
     frame = Frame(np.zeros(task.x.shape[1]), np.ones(task.x.shape[1]))
     sizes = np.array([rows.size for rows in task.rows_of])
@@ -215,8 +205,9 @@ def _fit_members(
         drawn = _sample_together(jax.random.fold_in(key, num_classes + batch[0]), forests, task, show)
         for number, forest, samples in zip(batch, forests, drawn, strict=True):
             members[number] = posterior_of(forest, samples, task.prior, task.sampler)
-            held_out[number] = held_out_log_density(forest, members[number])
-    return [members[number] for number in range(num_classes)], [held_out[number] for number in range(num_classes)]
+            if with_held_out:
+                held_out[number] = held_out_log_density(forest, members[number])
+    return [members[number] for number in range(num_classes)], [held_out[number] for number in sorted(held_out)]
 
 
 def _part_of(
@@ -264,7 +255,8 @@ def _calibrated_power(
     by_draw = class_log_densities(posterior, data[chosen])
     log_density = special.logsumexp(by_draw, axis=2) - np.log(by_draw.shape[2])
     own = (np.arange(chosen.size), index[chosen])
-    log_density[own] = log_own[chosen] + _outside(posterior, data[chosen])
+    x = to_model(data[chosen], posterior.frame, posterior.dtype)
+    log_density[own] = log_own[chosen] + posterior.log_density_outside(x)
 
     def loss(log_power: float) -> float:
         scores = posterior.log_prior + np.exp(log_power) * log_density
@@ -272,12 +264,3 @@ def _calibrated_power(
 
     # not above 1: that the densities separate the training rows is no reason to be surer than they are
     return float(np.exp(optimize.minimize_scalar(loss, bounds=(np.log(1e-3), 0.0), method="bounded").x))
-
-
-def _outside(posterior: ClassPosterior, data: np.ndarray) -> np.ndarray:
-    """What the density of a row has beside that of its coordinates, (n,)."""
-    jacobian = -np.log(posterior.scale).sum()
-    if posterior.reduction is None:
-        return np.full(data.shape[0], jacobian)
-    x = to_model(data, posterior.frame, posterior.dtype)
-    return jacobian + posterior.reduction.log_density_outside(x)

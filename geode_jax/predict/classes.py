@@ -80,9 +80,8 @@ def class_log_probabilities(
 
 
 def _complete(posterior: ClassPosterior, x: np.ndarray, num_draws: int) -> np.ndarray:
-    outside = np.full((x.shape[0], 1), -np.log(posterior.scale).sum())
+    outside = posterior.log_density_outside(x)[:, None]
     if posterior.reduction is not None:
-        outside += posterior.reduction.log_density_outside(x)[:, None]
         x = posterior.reduction.coordinates(x)
     found = []
     for member in posterior.members:
