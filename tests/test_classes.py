@@ -93,6 +93,19 @@ def test_densities_without_common_coordinates(whole, test):
             np.testing.assert_allclose(found_here, expected, rtol=2e-3, atol=2e-2)
 
 
+def test_a_single_node(train, test):
+    """Depth 0, complete rows and rows with a missing feature, against the one normal written out."""
+    settings = dataclasses.replace(SETTINGS, num_trees=1, depth=0)
+    found = geode_jax.fit_classes(jax.random.key(0), *train, dictionary=settings, sampler=SAMPLER)
+    assert found.members[0].dictionary.tree.num_nodes == 1
+    for seen in (np.ones(10, bool), np.arange(10) != 4):
+        by_draw = geode_jax.class_log_densities(found, np.where(seen, test[0][::7], np.nan), num_draws=5)
+        for number in range(3):
+            expected = _dense(found, number, 5).log_density(test[0][::7], seen)
+            found_here = special.logsumexp(by_draw[:, number], axis=1) - np.log(5)
+            np.testing.assert_allclose(found_here, expected, rtol=2e-3, atol=2e-2)
+
+
 def test_few_candidates_hold_the_mass(reduced, test):
     hidden = np.where(np.random.default_rng(0).random(test[0].shape) < 0.4, np.nan, test[0])
     all_nodes = geode_jax.class_log_densities(reduced, hidden, num_candidates=31)

@@ -17,7 +17,7 @@ from geode_jax import completion
 from geode_jax._typing import precision_of
 from geode_jax.gibbs import missing
 from geode_jax.model import sample_prior
-from geode_jax.predict import impute, partial
+from geode_jax.predict import impute, partial, reduced
 
 LAPACK = {"cholesky", "triangular_solve"}
 
@@ -71,6 +71,11 @@ def test_predictions_are_one_chain(arguments):
     jaxprs = {name: jax.make_jaxpr(program)(*arguments) for name, program in programs.items()}
     jaxprs["draws"] = jax.make_jaxpr(functools.partial(impute.conditional_draws, num_candidates=3, num_samples=2))(
         jax.random.key(0), *arguments, row, None
+    )
+    shown = reduced.Shown(*(jnp.zeros(shape, jnp.float32) for shape in ((4, 6), (4, 6, 6), (4, 6), (4,), (4,))))
+    shown = jax.tree.map(lambda leaf: leaf.astype(arguments[2].dtype), shown)
+    jaxprs["classes"] = jax.make_jaxpr(functools.partial(reduced.log_density_reduced, num_candidates=3))(
+        *arguments[:2], jnp.ones((), arguments[2].dtype), shown
     )
     for name, jaxpr in jaxprs.items():
         count, pairs = unordered_pairs(jaxpr.jaxpr)
