@@ -21,6 +21,7 @@ LAYERS = {
     "build.standardise": 2,
     "build.neighbours": 2,
     "build.partition": 2,
+    "build.parallel": 2,
     "build.subspace": 2.1,
     "build.fill": 2.2,
     "build.noise": 2.3,

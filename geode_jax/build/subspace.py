@@ -4,13 +4,15 @@ A cell of few rows knows its covariance badly, and a little of its parent's help
 as if they were rows of the cell (`python -m benchmarks.stage_one` shows what that and the other choices are worth).
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy import linalg
 from sklearn.utils.extmath import randomized_svd
 
+from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
@@ -58,6 +60,9 @@ class Spectrum(NamedTuple):
     variances: np.ndarray
 
 
+LearnGroup: TypeAlias = Callable[[np.ndarray, Spectrum], tuple[np.ndarray, Spectrum]]
+
+
 def learn_subspaces(
     x: np.ndarray,
     partition: Partition,
@@ -78,15 +83,16 @@ def learn_subspaces(
     bases = np.zeros((num_groups, num_nodes, num_features, max_rank), dtype=x.dtype)
     ranks = np.zeros(num_nodes, dtype=np.int32)
     variances = np.zeros((num_groups, num_nodes, max_rank))
-    for node, rows in enumerate(partition.cells):
-        if rows is None:
-            continue
+
+    def learn(node: int) -> None:
+        rows = partition.cells[node]
+        assert rows is not None
         kept = kept_rows(rows, folds, left_out)
         fewest = min(int(mask.sum()) for mask in kept)
         if fewest < 2:
             # Some fold holds (almost) the whole cell: that fold's dictionary has nothing to learn from here.
             centres[:, node] = _centres_with_fallback(x[rows], kept)
-            continue
+            return
         parent = (node - 1) // 2
         inherited = int(ranks[parent]) if parent_rows > 0.0 and node > 0 else 0
         prior = [
@@ -101,6 +107,10 @@ def learn_subspaces(
             bases[group, node, :, :rank] = scatter.directions[:, :rank]
             weight = kept[group].sum() + (parent_rows if inherited else 0.0)
             variances[group, node, :rank] = scatter.variances[:rank] / weight
+
+    present = np.flatnonzero(partition.is_present)
+    for nodes in np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1)):
+        each(learn, nodes.tolist())  # parents first; the cells of a scale know nothing of each other
     return Subspaces(centres, bases, ranks)
 
 
@@ -118,9 +128,12 @@ def _cell_subspaces(
 ) -> list[tuple[np.ndarray, Spectrum]]:
     """Centre of the cell's rows under each mask, and the leading `rank` or fewer of their scatter plus the prior's."""
     rows, features = cell.shape
+    learn: LearnGroup
     if min(rows, features) > EXACT_MAX_SIDE:
-        return [_randomised(cell[mask], rank, seed, more) for mask, more in zip(kept, prior, strict=True)]
-    return _by_moments(cell, kept, rank, prior) if features <= rows else _by_gram(cell, kept, rank, prior)
+        learn = functools.partial(_randomised, cell, rank, seed)
+    else:
+        learn = _by_moments(cell, rank) if features <= rows else _by_gram(cell, rank)
+    return each(lambda group: learn(*group), zip(kept, prior, strict=True))
 
 
 def _as_rows(spectrum: Spectrum) -> np.ndarray:
@@ -128,7 +141,10 @@ def _as_rows(spectrum: Spectrum) -> np.ndarray:
     return np.sqrt(spectrum.variances)[:, None] * spectrum.directions.T
 
 
-def _randomised(cell: np.ndarray, rank: int, seed: int, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
+def _randomised(
+    cell: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
+) -> tuple[np.ndarray, Spectrum]:
+    cell = cell[mask]
     centre = cell.mean(axis=0, dtype=np.float64)
     stacked = np.concatenate([cell - centre.astype(cell.dtype), _as_rows(prior).astype(cell.dtype)])
     _, singular, right = randomized_svd(stacked, rank, n_iter=4, random_state=seed)
@@ -136,23 +152,22 @@ def _randomised(cell: np.ndarray, rank: int, seed: int, prior: Spectrum) -> tupl
     return centre, Spectrum(right[useful].T, np.square(singular[useful], dtype=np.float64))
 
 
-def _by_moments(
-    cell: np.ndarray, kept: list[np.ndarray], rank: int, prior: list[Spectrum]
-) -> list[tuple[np.ndarray, Spectrum]]:
+def _by_moments(cell: np.ndarray, rank: int) -> LearnGroup:
     """Eigenvectors of the second-moment matrix; a fold's is the whole one less the fold's own."""
     origin = cell.mean(axis=0, dtype=np.float64)
     total_sum, total = _moments(cell, origin)
-    result = []
-    for mask, more in zip(kept, prior, strict=True):
+
+    def learn(mask: np.ndarray, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
         count = int(mask.sum())
         out_sum, out = _moments(cell[~mask], origin)
         mean = (total_sum - out_sum) / count
         scatter = total - out - count * np.outer(mean, mean)
-        scatter += (more.directions * more.variances) @ more.directions.T
+        scatter += (prior.directions * prior.variances) @ prior.directions.T
         values, vectors = _leading_eigenpairs(scatter, rank)
         useful = values > _rank_tolerance(np.sqrt(max(values[0], 0.0)), cell) ** 2
-        result.append((origin + mean, Spectrum(vectors[:, useful], values[useful])))
-    return result
+        return origin + mean, Spectrum(vectors[:, useful], values[useful])
+
+    return learn
 
 
 def _moments(rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -166,32 +181,32 @@ def _moments(rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return first, second
 
 
-def _by_gram(
-    cell: np.ndarray, kept: list[np.ndarray], rank: int, prior: list[Spectrum]
-) -> list[tuple[np.ndarray, Spectrum]]:
+def _by_gram(cell: np.ndarray, rank: int) -> LearnGroup:
     """Eigenvectors of the inner products of the rows, taken once for all folds."""
     origin = cell.mean(axis=0, dtype=np.float64)
     centred = cell - origin
     gram = centred @ centred.T
-    result = []
-    for mask, more in zip(kept, prior, strict=True):
-        mean = centred[mask].mean(axis=0)
-        extra = _as_rows(more)
+
+    def learn(mask: np.ndarray, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
+        rows = centred[mask]
+        mean = rows.mean(axis=0)
+        extra = _as_rows(prior)
         inner = gram[np.ix_(mask, mask)]
         row_mean = inner.mean(axis=0)
         inner = inner - row_mean - row_mean[:, None] + row_mean.mean()
-        across = centred[mask] @ extra.T
+        across = rows @ extra.T
         across -= across.mean(axis=0)
-        inner = np.block([[inner, across], [across.T, np.diag(more.variances)]])
+        inner = np.block([[inner, across], [across.T, np.diag(prior.variances)]])
         values, vectors = _leading_eigenpairs(inner, rank)
         singular = np.sqrt(np.maximum(values, 0.0))
         useful = singular > _rank_tolerance(singular[0], cell)
-        own, inherited = np.split(vectors[:, useful], [int(mask.sum())])
-        basis = centred[mask].T @ own - np.outer(mean, own.sum(axis=0)) + extra.T @ inherited
+        own, inherited = np.split(vectors[:, useful], [rows.shape[0]])
+        basis = rows.T @ own - np.outer(mean, own.sum(axis=0)) + extra.T @ inherited
         basis /= singular[useful]
         basis = _orthonormal(basis) if useful.any() else basis
-        result.append((origin + mean, Spectrum(basis, values[useful])))
-    return result
+        return origin + mean, Spectrum(basis, values[useful])
+
+    return learn
 
 
 def _orthonormal(basis: np.ndarray) -> np.ndarray:
@@ -210,10 +225,10 @@ def _orthonormal(basis: np.ndarray) -> np.ndarray:
 def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """The largest eigenvalues, descending, and their vectors as columns."""
     size = matrix.shape[0]
-    if 2 * rank < size:
+    if 8 * rank <= size:
         values, vectors = linalg.eigh(matrix, subset_by_index=(size - rank, size - 1), check_finite=False)
     else:
-        values, vectors = linalg.eigh(matrix, check_finite=False)
+        values, vectors = np.linalg.eigh(matrix)  # lets other threads work beside it, which SciPy's does not
     return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
