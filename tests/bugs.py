@@ -25,10 +25,11 @@ def _published_tau():
 
 
 def _tau_without_normaliser():
-    def correction(delta):
-        return -jnp.log(delta), -jnp.ones_like(delta)
+    def draw_one(key, log_before, later, prior):
+        rate = prior.tau_rate + jnp.exp(log_before + later.log_pull)
+        return jax.random.exponential(key, rate.shape, rate.dtype) / rate
 
-    return mock.patch.object(shrinkage, "gamma_correction", correction)
+    return mock.patch.object(shrinkage, "_draw_one", draw_one)
 
 
 def _forget_noise_prior():

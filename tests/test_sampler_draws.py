@@ -107,9 +107,9 @@ def _tau(dtype):
     for m in range(small.MAX_RANK):
 
         def draw_one(key, problem, state, sums, m=m):
-            log_delta = state.log_delta.T - state.log_tau.T[m]
-            affected = (state.is_active & (jnp.arange(small.MAX_RANK) >= m)).T
-            return shrinkage._draw_one(key, log_delta, state.log_neg_log_u.T, affected, problem.prior)
+            before = state.log_delta[:, m] - state.log_tau[:, m]
+            later = jax.tree.map(lambda leaf: leaf[m], shrinkage._later(state))
+            return shrinkage._draw_one(key, before, later, problem.prior)
 
         draws = _draws(dtype, draw_one)
         p_values += [_tau_p_value(draws[:, k], k, m) for k in np.flatnonzero(mask[:, m])]

@@ -7,51 +7,88 @@ s: the conditional is log-concave, and each tau_m is drawn exactly. The publishe
 other tau's.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Bool, Float, KeyArray
-from geode_jax.math.truncated import gamma_correction, log_lower_gamma_at_one, sample_log_concave
+from geode_jax._typing import Array, Float, KeyArray
+from geode_jax.math.truncated import gamma_correction_coefficients, log_lower_gamma_at_one, sample_log_concave
 from geode_jax.settings import Prior
 from geode_jax.state import State
 
 
+class _Later(NamedTuple):
+    """What a direction's update needs of the active directions from it on, relative to delta at its own place.
+
+    All of it depends on the tau's after the direction's own only, so that it is summed up once, from the last direction
+    to the first, while the updates run from the first to the last. `number`: how many; `log_pull`: log of the sum of
+    ``delta_j / delta_m * -log u_j``; `powers`: sums of ``(delta_m / delta_j)^p`` for p = 2, 3, ...
+    """
+
+    number: Float[Array, "*d K"]
+    log_pull: Float[Array, "*d K"]
+    powers: Float[Array, "*d P K"]
+
+
 def draw_exact(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
     """New tau - 1 from the exact conditionals, one direction after the other, all nodes at once."""
-    # Directions first: the sums over directions then run along the slow axis and vectorise over nodes.
-    is_active, log_neg_log_u = state.is_active.T, state.log_neg_log_u.T
-    max_rank = is_active.shape[0]
 
-    def update(m: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        tau_excess, log_delta = carry
-        affected = is_active & (jnp.arange(max_rank)[:, None] >= m)
-        old = jnp.log1p(tau_excess[m])
-        drawn = _draw_one(jax.random.fold_in(key, m), log_delta - old, log_neg_log_u, affected, prior)
-        new = jnp.where(is_active[m], drawn, tau_excess[m])
-        return tau_excess.at[m].set(new), log_delta + jnp.where(affected, jnp.log1p(new) - old, 0.0)
+    def update(log_before: Array, direction: tuple[Array, Array, Array, _Later]) -> tuple[Array, Array]:
+        index, is_active, old, later = direction
+        drawn = _draw_one(jax.random.fold_in(key, index), log_before, later, prior)
+        new = jnp.where(is_active, drawn, old)
+        return log_before + jnp.where(is_active, jnp.log1p(new), 0.0), new
 
-    return lax.fori_loop(0, max_rank, update, (state.tau_excess.T, state.log_delta.T))[0].T
+    max_rank = state.tau_excess.shape[-1]
+    start = jnp.zeros_like(state.tau_excess[:, 0])
+    # directions first: every step works on a whole row of nodes
+    directions = (jnp.arange(max_rank), state.is_active.T, state.tau_excess.T, _later(state))
+    return lax.scan(update, start, directions)[1].T
 
 
-def _draw_one(
-    key: KeyArray,
-    log_rest: Float[Array, "d K"],
-    log_neg_log_u: Float[Array, "d K"],
-    affected: Bool[Array, "d K"],
-    prior: Prior,
-) -> Float[Array, "K"]:
-    """Draw x = tau - 1 where delta_j = exp(log_rest_j) tau for the affected j."""
-    pulls = jnp.where(affected, jnp.exp(jnp.minimum(log_rest + log_neg_log_u, 60.0)), 0.0)
-    rate = prior.tau_rate + pulls.sum(axis=0)
-    # The log terms are log(delta) + h(delta); h is 0 to within rounding long before e^75.
-    rest = jnp.where(affected, jnp.exp(jnp.minimum(log_rest, 75.0)), 1.0)
-    count = jnp.maximum(affected.sum(axis=0), 1).astype(rate.dtype)
+def _later(state: State) -> _Later:
+    """By recursion from the last direction: sums of positive terms, of which none can overflow."""
+    is_active, log_tau, log_neg_log_u = state.is_active.T, state.log_tau.T, state.log_neg_log_u.T
+    dtype, num_nodes = log_tau.dtype, log_tau.shape[1]
+    exponent = jnp.arange(2, 2 + len(gamma_correction_coefficients(dtype)), dtype=dtype)[:, None]
+
+    def add(after: _Later, direction: tuple[Array, Array, Array]) -> tuple[_Later, _Later]:
+        is_active, log_tau, log_neg_log_u = direction
+        one = is_active.astype(dtype)
+        here = _Later(
+            after.number + one,
+            jnp.logaddexp(after.log_pull, jnp.where(is_active, log_neg_log_u, -jnp.inf)),
+            after.powers + one,
+        )
+        # as the direction before sees it: one more factor of tau between
+        return _Later(here.number, here.log_pull + log_tau, here.powers * jnp.exp(-exponent * log_tau)), here
+
+    none = jnp.zeros(num_nodes, dtype)
+    start = _Later(none, jnp.full(num_nodes, -jnp.inf, dtype), jnp.zeros((exponent.size, num_nodes), dtype))
+    return lax.scan(add, start, (is_active, log_tau, log_neg_log_u), reverse=True)[1]
+
+
+def _draw_one(key: KeyArray, log_before: Float[Array, "K"], later: _Later, prior: Prior) -> Float[Array, "K"]:
+    """Draw x = tau - 1 of one direction, `log_before` being log delta of the direction before."""
+    rate = prior.tau_rate + jnp.exp(jnp.minimum(log_before + later.log_pull, 60.0))
+    count = jnp.maximum(later.number, 1.0)
+    # The log terms are log(delta) + h(delta), and delta_j = delta_before (delta_j / delta_m) tau.
+    coefficients = [
+        c * jnp.exp(-p * log_before) * later.powers[p - 2]
+        for p, c in enumerate(gamma_correction_coefficients(rate.dtype), start=2)
+    ]
 
     def correction(tau: Array) -> tuple[Array, Array]:
-        """Sum of h over the affected j, and its slope times tau."""
-        h, slope = gamma_correction(rest * tau)
-        return jnp.where(affected, h, 0.0).sum(axis=0), jnp.where(affected, slope, 0.0).sum(axis=0)
+        """Sum of h over the directions, and its slope times tau."""
+        inverse = 1.0 / tau
+        h, slope = jnp.zeros_like(tau), jnp.zeros_like(tau)
+        for p, coefficient in reversed(list(enumerate(coefficients, start=2))):
+            h = h * inverse + coefficient
+            slope = slope * inverse - p * coefficient
+        square = jnp.square(inverse)
+        return square * h, square * slope
 
     # Without the correction this is Gamma(count + 1, rate); one fixed-point step brings its mode close to the true one.
     mode = jnp.maximum(count / rate - 1.0, 0.0)
