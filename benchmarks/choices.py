@@ -25,7 +25,7 @@ from geode_jax.build.partition import Partition, partition_rows
 from geode_jax.build.span import learn_span, learn_subspaces_in_span, span_rank
 from geode_jax.build.standardise import learn_frame, to_model
 from geode_jax.build.subspace import assign_folds, learn_subspaces
-from geode_jax.forest import resolve
+from geode_jax.grow import resolve
 
 
 def training_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.ndarray]]:

@@ -7,7 +7,8 @@ from geode_jax.estimators.imputer import GeodeImputer
 from geode_jax.estimators.regressor import GeodeRegressor
 from geode_jax.fit import fit, sample_posterior
 from geode_jax.fit_classes import fit_classes
-from geode_jax.forest import Forest, learn_forest
+from geode_jax.forest import Forest
+from geode_jax.grow import learn_forest
 from geode_jax.posterior import Posterior
 from geode_jax.predict.classes import class_log_densities, class_log_probabilities
 from geode_jax.predict.conditional import Conditional, condition

@@ -9,7 +9,7 @@ import numpy as np
 from geode_jax.build.reduction import Reduction
 from geode_jax.build.standardise import Frame
 from geode_jax.posterior import Posterior
-from geode_jax.storage import read_archive, write_archive
+from geode_jax.storage import read_archive, within, write_archive
 
 _FORMAT = "geode_jax classes"
 _FORMAT_VERSION = 1
@@ -80,14 +80,10 @@ class ClassPosterior(eqx.Module):
     @staticmethod
     def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "ClassPosterior":
         """The inverse of :meth:`to_archive`."""
-
-        def within(start: str) -> dict[str, np.ndarray]:
-            return {key.removeprefix(start): array for key, array in arrays.items() if key.startswith(start)}
-
         members = tuple(
-            Posterior.from_archive(own, within(f"{number}.")) for number, own in enumerate(header["members"])
+            Posterior.from_archive(own, within(arrays, str(number))) for number, own in enumerate(header["members"])
         )
-        parts = within("reduction.")
+        parts = within(arrays, "reduction")
         reduction = Reduction(**parts) if parts else None
         found = ClassPosterior(
             members, reduction, arrays["shift"], arrays["scale"], arrays["log_prior"], float(header["power"])

@@ -1,17 +1,22 @@
 """From an array to a posterior: stage one, then stage two."""
 
+import os
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from tqdm import tqdm
 
 from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
-from geode_jax.forest import BAR_FORMAT, Forest, grow_forest
-from geode_jax.gibbs.run import Samples, run_chains
+from geode_jax.checkpoint import Checkpoint, open_checkpoint
+from geode_jax.forest import Forest
+from geode_jax.gibbs.run import Interrupted, Samples, run_chains
+from geode_jax.grow import BAR_FORMAT, grow_forest
 from geode_jax.posterior import Posterior
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
@@ -25,6 +30,7 @@ def fit(
     sampler: SamplerSettings | None = None,
     dtype: Any = jnp.float32,
     progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> Posterior:
     """Fit GEODE to the rows of X, shape (n, D), and return draws from its posterior.
 
@@ -36,10 +42,24 @@ def fit(
     - `dictionary`, `prior`, `sampler`: settings of stage one, the model, and stage two; None is the default of each.
     - `dtype`: float32 or float64, for the dictionary and the sampler, whatever JAX's global setting.
     - `progress`: show a bar on standard error.
+    - `checkpoint`: a folder for the unfinished fit, made if need be. After stage one, and after every segment of the
+      sampler, what there is goes there; the same call after a crash goes on from it, to the same draws bit for bit. The
+      folder is yours to delete when the posterior is saved.
+
+    Interrupted by Ctrl-C after warm-up it returns the draws there are, with a RuntimeWarning.
 
     Raises TypeError or ValueError naming the argument, and FloatingPointError where sampling became non-finite.
     """
-    return fit_forest(key, X, dictionary=dictionary, prior=prior, sampler=sampler, dtype=dtype, progress=progress)[1]
+    return fit_forest(
+        key,
+        X,
+        dictionary=dictionary,
+        prior=prior,
+        sampler=sampler,
+        dtype=dtype,
+        progress=progress,
+        checkpoint=checkpoint,
+    )[1]
 
 
 def fit_forest(
@@ -51,6 +71,7 @@ def fit_forest(
     sampler: SamplerSettings | None,
     dtype: Any,
     progress: bool,
+    checkpoint: str | os.PathLike[str] | None,
 ) -> tuple[Forest, Posterior]:
     """:func:`fit`, for callers that need the forest too."""
     key = check_key(key)
@@ -60,11 +81,14 @@ def fit_forest(
     model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
     stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
 
+    kept = open_checkpoint(checkpoint, key, [data], [stage_one, model_prior, stage_two, real.name])
     key_forest, key_sample = jax.random.split(key)
     with precision_of(real), progress_bar(progress) as bar:
         # one bar for both stages: the first tenth is stage one
-        forest = grow_forest(key_forest, data, stage_one, real, partial(move_bar, bar, 0.0, 0.1))
-        return forest, _sample(key_sample, forest, model_prior, stage_two, partial(move_bar, bar, 0.1, 1.0))
+        show = partial(move_bar, bar, 0.0, 0.1)
+        forest = kept_forest(kept, lambda: grow_forest(key_forest, data, stage_one, real, show))
+        show = partial(move_bar, bar, 0.1, 1.0)
+        return forest, _sample(key_sample, forest, model_prior, stage_two, show, kept)
 
 
 def sample_posterior(
@@ -74,14 +98,17 @@ def sample_posterior(
     prior: Prior | None = None,
     sampler: SamplerSettings | None = None,
     progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> Posterior:
     """Draw from the posterior given a learned forest: stage two of :func:`fit`, which see for arguments and errors."""
     key = check_key(key)
     check_instance(forest, "forest", Forest)
     model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
     stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
+    learned = [np.asarray(forest.dictionary.bases), np.asarray(forest.statistics.residual)]
+    kept = open_checkpoint(checkpoint, key, learned, [model_prior, stage_two])
     with precision_of(forest.dtype), progress_bar(progress) as bar:
-        return _sample(key, forest, model_prior, stage_two, partial(move_bar, bar, 0.0, 1.0))
+        return _sample(key, forest, model_prior, stage_two, partial(move_bar, bar, 0.0, 1.0), kept)
 
 
 def _sample(
@@ -90,12 +117,33 @@ def _sample(
     prior: Prior,
     settings: SamplerSettings,
     on_step: Callable[[float, str], None],
+    kept: Checkpoint | None,
 ) -> Posterior:
     def on_segment(done: int, total: int) -> None:
         on_step(done / total, f"sweep {done} of {total}")
 
-    samples = run_chains(key, forest.problem(prior, settings), settings, on_segment)
+    try:
+        samples = run_chains(key, forest.problem(prior, settings), settings, on_segment, kept)
+    except Interrupted as interruption:
+        samples = interruption.samples
+        num_draws = samples.draws.log_joint.shape[2]
+        warnings.warn(
+            f"interrupted: the posterior has {num_draws} of {settings.num_samples} draws per chain",
+            RuntimeWarning,
+            stacklevel=4,
+        )
     return posterior_of(forest, samples, prior, settings)
+
+
+def kept_forest(kept: Checkpoint | None, grow: Callable[[], Forest]) -> Forest:
+    """The forest of a checkpoint, or a new one, which it then keeps."""
+    found = kept and kept.read("forest")
+    if found:
+        return Forest.from_archive(*found)
+    forest = grow()
+    if kept is not None:
+        kept.write("forest", *forest.to_archive())
+    return forest
 
 
 def posterior_of(forest: Forest, samples: Samples, prior: Prior, settings: SamplerSettings) -> Posterior:

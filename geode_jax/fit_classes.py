@@ -1,6 +1,7 @@
 """From an array and labels to one posterior per class, in common coordinates."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,10 +17,12 @@ from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.partition import Partition
 from geode_jax.build.reduction import Reduction, learn_reduction
 from geode_jax.build.standardise import Frame, learn_frame, to_model
+from geode_jax.checkpoint import Checkpoint, open_checkpoint
 from geode_jax.class_posterior import ClassPosterior
-from geode_jax.fit import move_bar, posterior_of, progress_bar
-from geode_jax.forest import Forest, grow_in_frame, resolve
+from geode_jax.fit import kept_forest, move_bar, posterior_of, progress_bar
+from geode_jax.forest import Forest
 from geode_jax.gibbs.run import Samples, run_chains
+from geode_jax.grow import grow_in_frame, resolve
 from geode_jax.posterior import Posterior
 from geode_jax.predict.classes import class_log_densities
 from geode_jax.predict.held_out import held_out_log_density
@@ -37,13 +40,14 @@ SIZE_RATIO = 1.5
 
 
 class _Task(NamedTuple):
-    """What is the same for every class: coordinates of the rows, the rows of each class, settings."""
+    """What is the same for every class: coordinates of the rows, the rows of each class, settings, what is kept."""
 
     x: np.ndarray
     rows_of: list[np.ndarray]
     settings: DictionarySettings
     prior: Prior
     sampler: SamplerSettings
+    kept: Checkpoint | None
 
 
 def fit_classes(
@@ -58,6 +62,7 @@ def fit_classes(
     calibrate: bool = True,
     dtype: Any = jnp.float32,
     progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> ClassPosterior:
     """Fit one GEODE per class, for :func:`geode_jax.class_log_probabilities`.
 
@@ -68,8 +73,8 @@ def fit_classes(
 
     **Arguments:**
 
-    - `key`, `X`, `dictionary`, `prior`, `sampler`, `dtype`, `progress`: as in :func:`geode_jax.fit`. Where X has NaN
-      there is no span.
+    - `key`, `X`, `dictionary`, `prior`, `sampler`, `dtype`, `progress`, `checkpoint`: as in :func:`geode_jax.fit`.
+      Where X has NaN there is no span.
     - `labels`: class of each row, (n,), integers 0..G-1, every one of them with at least two rows.
     - `class_probabilities`: (G,), positive; None takes the shares of the rows.
     - `calibrate`: raise class densities to the power that predicts training rows best, each held out from its own
@@ -86,13 +91,14 @@ def fit_classes(
     model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
     stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
 
+    kept = open_checkpoint(checkpoint, key, [data, index], [settings, model_prior, stage_two, real.name])
     with precision_of(real), progress_bar(progress) as bar:
         on_step = partial(move_bar, bar, 0.0, 1.0)
         rows_of = [np.flatnonzero(index == number) for number in range(counts.size)]
         on_step(0.0, "common coordinates")
         frame, reduction, x = _common_coordinates(data, rows_of, settings, real)
         settings = _settings_of_classes(x, rows_of, settings)
-        task = _Task(x, rows_of, settings, model_prior, stage_two)
+        task = _Task(x, rows_of, settings, model_prior, stage_two, kept)
         members, held_out = _fit_members(key, task, calibrate, on_step)
         found = ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, 1.0)
         if not calibrate:
@@ -199,10 +205,13 @@ def _fit_members(
             show = _part_of(on_step, first + place * learned, learned, f"class {number}: ")
             key_class = jax.random.fold_in(key, number)
             rows = task.x[task.rows_of[number]]
-            forests.append(grow_in_frame(key_class, rows, frame, task.settings, show, num_places))
+            grow = partial(grow_in_frame, key_class, rows, frame, task.settings, show, num_places)
+            forests.append(kept_forest(task.kept and task.kept.part(f"class {number}"), grow))
         names = ", ".join(map(str, batch))
         show = _part_of(on_step, first + 0.3 * share, 0.7 * share, f"class {names}: ")
-        drawn = _sample_together(jax.random.fold_in(key, num_classes + batch[0]), forests, task, show)
+        key_batch = jax.random.fold_in(key, num_classes + batch[0])
+        kept = task.kept and task.kept.part(f"classes {names}")
+        drawn = _sample_together(key_batch, forests, task, show, kept)
         for number, forest, samples in zip(batch, forests, drawn, strict=True):
             members[number] = posterior_of(forest, samples, task.prior, task.sampler)
             if with_held_out:
@@ -218,7 +227,11 @@ def _part_of(
 
 
 def _sample_together(
-    key: KeyArray, forests: list[Forest], task: _Task, on_step: Callable[[float, str], None]
+    key: KeyArray,
+    forests: list[Forest],
+    task: _Task,
+    on_step: Callable[[float, str], None],
+    kept: Checkpoint | None,
 ) -> list[Samples]:
     """Draws of every forest, all of one shape, from one run of the kernel."""
     problems = [forest.problem(task.prior, task.sampler) for forest in forests]
@@ -227,7 +240,7 @@ def _sample_together(
     def on_segment(done: int, total: int) -> None:
         on_step(done / total, f"sweep {done} of {total}")
 
-    samples = run_chains(key, together, task.sampler, on_segment)
+    samples = run_chains(key, together, task.sampler, on_segment, kept)
     num_trees = forests[0].num_trees
     starts = range(0, num_trees * len(forests), num_trees)
     return [jax.tree.map(lambda leaf, start=start: leaf[start : start + num_trees], samples) for start in starts]

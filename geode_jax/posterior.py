@@ -1,6 +1,5 @@
 """What a fit leaves behind: dictionaries, draws, and how to go from the data's units to the model's and back."""
 
-import dataclasses
 import os
 from typing import Any
 
@@ -14,8 +13,8 @@ from geode_jax.build.standardise import Frame
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.chain import Adaptation, Draw
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
-from geode_jax.storage import decode, encode, read_archive, write_archive
-from geode_jax.tree import tree_from_mask
+from geode_jax.storage import decode, encode, fields_of, read_archive, within, write_archive
+from geode_jax.tree import trees_from_masks
 
 _FORMAT = "geode_jax posterior"
 _FORMAT_VERSION = 1
@@ -155,11 +154,7 @@ class Posterior(eqx.Module):
 
     def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Header and arrays of a file, for files that hold more than a posterior."""
-        arrays = {
-            f"{part}.{name}": np.ascontiguousarray(array)
-            for part in _PARTS
-            for name, array in _fields(getattr(self, part)).items()
-        }
+        arrays = {f"{part}.{name}": array for part in _PARTS for name, array in fields_of(getattr(self, part)).items()}
         arrays |= {
             "tree.is_present": np.asarray(self.dictionary.tree.is_present),
             "shift": self.shift,
@@ -180,21 +175,13 @@ class Posterior(eqx.Module):
         return _rebuild(header, arrays)
 
 
-def _fields(module: eqx.Module) -> dict[str, np.ndarray]:
-    """Arrays of a module by name, submodules left out."""
-    values = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
-    return {name: np.asarray(value) for name, value in values.items() if eqx.is_array(value)}
-
-
 def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior:
     def part(name: str) -> dict[str, Array]:
-        start = f"{name}."
-        return {key.removeprefix(start): jnp.asarray(array) for key, array in arrays.items() if key.startswith(start)}
+        return jax.tree.map(jnp.asarray, within(arrays, name))
 
     with precision_of(arrays["dictionary.centres"].dtype):
-        trees = [tree_from_mask(mask) for mask in arrays["tree.is_present"]]
         posterior = Posterior(
-            dictionary=Dictionary(tree=jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees), **part("dictionary")),
+            dictionary=Dictionary(tree=trees_from_masks(arrays["tree.is_present"]), **part("dictionary")),
             draws=jax.tree.map(np.asarray, Draw(**part("draws"))),
             adaptation=jax.tree.map(np.asarray, Adaptation(**part("adaptation"))),
             shift=arrays["shift"],

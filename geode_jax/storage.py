@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import numpy as np
 
 from geode_jax import settings as _settings
@@ -65,6 +66,8 @@ def encode(value: Any) -> Any:
         return {"class": type(value).__name__, **fields}
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.ndarray):
@@ -82,3 +85,16 @@ def decode(value: Any) -> Any:
         return value
     kinds: dict[str, Any] = {name: kind for name, kind in vars(_settings).items() if dataclasses.is_dataclass(kind)}
     return kinds[value["class"]](**{key: decode(item) for key, item in value.items() if key != "class"})
+
+
+def fields_of(module: Any) -> dict[str, np.ndarray]:
+    """Arrays of a module by name, without its submodules and what is None; of None, none."""
+    if module is None:
+        return {}
+    values = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+    return {name: np.ascontiguousarray(value) for name, value in values.items() if eqx.is_array(value)}
+
+
+def within(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
+    """Arrays whose name begins with ``part.``, by the rest of it."""
+    return {name.removeprefix(f"{part}."): array for name, array in arrays.items() if name.startswith(f"{part}.")}

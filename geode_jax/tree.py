@@ -89,3 +89,9 @@ def tree_from_mask(is_present: np.ndarray) -> Tree:
     if (children[:, 0] != children[:, 1]).any() or (children[:, 0] & ~is_present).any():
         raise ValueError("is_present: expected every present node to have a parent, and both children or none")
     return Tree(jnp.asarray(is_present), jnp.asarray(is_present & ~children[:, 0]), depth)
+
+
+def trees_from_masks(is_present: np.ndarray) -> Tree:
+    """Trees of the present nodes, (F, K), as one with a leading axis F."""
+    trees = [tree_from_mask(mask) for mask in is_present]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -15,9 +15,9 @@ from conftest import DICTIONARY, SAMPLER
 from scipy import stats
 
 import geode_jax
-from geode_jax.forest import resolve
 from geode_jax.gibbs import chain as chain_module
 from geode_jax.gibbs import rank
+from geode_jax.grow import resolve
 from geode_jax.state import NodeSums
 from geode_jax.tree import tree_from_mask
 

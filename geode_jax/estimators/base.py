@@ -54,6 +54,7 @@ class GeodeEstimator(BaseEstimator):
         num_chains: int = 1,
         dtype: Any = "float32",
         progress: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.max_rank = max_rank
@@ -68,6 +69,7 @@ class GeodeEstimator(BaseEstimator):
         self.num_chains = num_chains
         self.dtype = dtype
         self.progress = progress
+        self.checkpoint = checkpoint
         self.random_state = random_state
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -120,6 +122,7 @@ class GeodeEstimator(BaseEstimator):
             sampler=self._sampler_settings(),
             dtype=self.dtype,
             progress=self.progress,
+            checkpoint=self.checkpoint,
         )
 
     def _dictionary_settings(self) -> DictionarySettings:

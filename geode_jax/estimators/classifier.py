@@ -1,6 +1,7 @@
 """Classification: one density per class, weighed by the classes' probabilities."""
 
 import dataclasses
+import os
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -35,7 +36,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
     vote : bool, default=False
         Probabilities as in the paper: the share of posterior draws under which a class is the most probable.
     max_rank, depth, num_trees, cross_fit, feature_noise, shrinkage, prior, num_warmup, num_samples, num_chains, dtype,
-    progress, random_state
+    progress, checkpoint, random_state
         As in :class:`GeodeDensity`.
 
     Attributes
@@ -81,6 +82,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         num_chains: int = 1,
         dtype: Any = "float32",
         progress: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         super().__init__(
@@ -96,6 +98,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
             num_chains=num_chains,
             dtype=dtype,
             progress=progress,
+            checkpoint=checkpoint,
             random_state=random_state,
         )
         self.priors = priors
@@ -120,6 +123,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
             calibrate=self.calibrate,
             dtype=self.dtype,
             progress=self.progress,
+            checkpoint=self.checkpoint,
         )
         return self
 

@@ -38,6 +38,8 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         Precision of the dictionary, the sampler and the predictions.
     progress : bool, default=False
         Show a progress bar on standard error.
+    checkpoint : path or None, default=None
+        Folder in which an unfinished fit is kept; the same `fit` after a crash goes on from there.
     random_state : int, RandomState instance or None, default=None
         Decides everything random in `fit` and `sample`.
 

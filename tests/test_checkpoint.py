@@ -1,0 +1,143 @@
+"""Fits that are killed go on where they were, to the same draws bit for bit; those that are interrupted end early."""
+
+import signal
+import subprocess
+import sys
+import time
+from unittest import mock
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+from conftest import DICTIONARY, SAMPLER
+
+import geode_jax
+from geode_jax.gibbs import run
+
+OPTIONS = {"dictionary": DICTIONARY, "sampler": SAMPLER}
+
+
+class _PowerCut(BaseException):
+    pass
+
+
+def _stop_after(num_segments, error):
+    """Raise `error` instead of segment number `num_segments`."""
+    advance, count = run._Run.advance, iter(range(1000))
+
+    def limited(self):
+        if next(count) == num_segments:
+            raise error
+        advance(self)
+
+    return mock.patch.object(run._Run, "advance", limited)
+
+
+@pytest.mark.parametrize("num_segments", [0, 2, 5])
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_resumed_fit_is_the_fit(data, tmp_path, num_segments, is_partial):
+    x = data.copy()
+    if is_partial:
+        x[::5, 2] = np.nan
+    key = jax.random.key(1)
+    whole = geode_jax.fit(key, x, **OPTIONS)
+    with _stop_after(num_segments, _PowerCut), pytest.raises(_PowerCut):
+        geode_jax.fit(key, x, **OPTIONS, checkpoint=tmp_path)
+    with mock.patch("geode_jax.fit.grow_forest", side_effect=AssertionError("stage one is kept")):
+        resumed = geode_jax.fit(key, x, **OPTIONS, checkpoint=tmp_path)
+        assert eqx.tree_equal(resumed, whole)
+        with mock.patch.object(run, "_segment", side_effect=AssertionError("it is finished")):
+            assert eqx.tree_equal(geode_jax.fit(key, x, **OPTIONS, checkpoint=tmp_path), whole)
+
+
+def test_only_the_same_fit_goes_on(data, tmp_path):
+    key = jax.random.key(1)
+    geode_jax.fit(key, data, **OPTIONS, checkpoint=tmp_path / "of it")
+    others = [
+        (jax.random.key(2), data, OPTIONS),
+        (key, data + 1.0, OPTIONS),
+        (key, data, {**OPTIONS, "dtype": "float64"}),
+        (key, data, {**OPTIONS, "prior": geode_jax.Prior(tau_rate=0.1)}),
+    ]
+    for other_key, x, options in others:
+        with pytest.raises(ValueError, match="another key, other data or other settings"):
+            geode_jax.fit(other_key, x, **options, checkpoint=tmp_path / "of it")
+    chains = tmp_path / "of it" / "chains.npz"
+    chains.write_bytes(chains.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"checkpoint.*chains\.npz"):
+        geode_jax.fit(key, data, **OPTIONS, checkpoint=tmp_path / "of it")
+    with pytest.raises(ValueError, match="checkpoint: expected a folder, got the file"):
+        geode_jax.fit(key, data, **OPTIONS, checkpoint=chains)
+    with pytest.raises(TypeError, match="checkpoint: expected a path of a folder, got 3"):
+        geode_jax.fit(key, data, **OPTIONS, checkpoint=3)
+
+
+def test_stage_two_alone(data, tmp_path):
+    key_forest, key = jax.random.split(jax.random.key(1))
+    forest = geode_jax.learn_forest(key_forest, data, dictionary=DICTIONARY)
+    whole = geode_jax.sample_posterior(key, forest, sampler=SAMPLER)
+    with _stop_after(5, _PowerCut), pytest.raises(_PowerCut):
+        geode_jax.sample_posterior(key, forest, sampler=SAMPLER, checkpoint=tmp_path)
+    assert eqx.tree_equal(geode_jax.sample_posterior(key, forest, sampler=SAMPLER, checkpoint=tmp_path), whole)
+
+
+def test_interrupted(data):
+    """Ctrl-C: during warm-up there is nothing to return; after it the draws so far are a posterior."""
+    key = jax.random.key(1)
+    whole = geode_jax.fit(key, data, **OPTIONS)
+    with _stop_after(4, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        geode_jax.fit(key, data, **OPTIONS)
+    with _stop_after(6, KeyboardInterrupt), pytest.warns(RuntimeWarning, match="has 20 of 30 draws per chain"):
+        early = geode_jax.fit(key, data, **OPTIONS)
+    assert early.num_draws == 20
+    np.testing.assert_array_equal(early.draws.log_joint, whole.draws.log_joint[:, :, :20])
+    assert np.isfinite(geode_jax.log_density(early, data)).all()
+
+
+_KILLED = """
+import sys, numpy as np, jax, geode_jax
+x = np.load(sys.argv[1])
+sampler = geode_jax.SamplerSettings(num_warmup=40, num_samples=100_000, num_chains=2, segment_length=10)
+dictionary = geode_jax.DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=10)
+geode_jax.fit(jax.random.key(1), x, dictionary=dictionary, sampler=sampler, checkpoint=sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_killed_process(data, tmp_path):
+    """SIGKILL, in the middle of a run that would take long."""
+    np.save(tmp_path / "x.npy", data)
+    folder = tmp_path / "checkpoint"
+    process = subprocess.Popen([sys.executable, "-c", _KILLED, tmp_path / "x.npy", folder])
+    deadline = time.monotonic() + 300
+    while not (folder / "draws 3.npz").exists() and time.monotonic() < deadline:
+        assert process.poll() is None, "it ended too soon"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    sampler = geode_jax.SamplerSettings(num_warmup=40, num_samples=100_000, num_chains=2, segment_length=10)
+    options = {"dictionary": DICTIONARY, "sampler": sampler}
+    with _stop_after(8, KeyboardInterrupt), pytest.warns(RuntimeWarning, match="interrupted"):
+        resumed = geode_jax.fit(jax.random.key(1), data, **options, checkpoint=folder)
+    expected = geode_jax.SamplerSettings(num_warmup=40, num_samples=resumed.num_draws, num_chains=2, segment_length=10)
+    assert resumed.num_draws >= 20 + 80  # the last draws may lie there without their chains
+    whole = geode_jax.fit(jax.random.key(1), data, dictionary=DICTIONARY, sampler=expected)
+    assert eqx.tree_equal(resumed.draws, whole.draws)
+
+
+@pytest.mark.slow
+def test_classes(data, tmp_path):
+    key, labels = jax.random.key(1), (np.arange(90) % 3 > 0).astype(int)
+    whole = geode_jax.fit_classes(key, data, labels, **OPTIONS)
+    with _stop_after(5, _PowerCut), pytest.raises(_PowerCut):
+        geode_jax.fit_classes(key, data, labels, **OPTIONS, checkpoint=tmp_path)
+    assert eqx.tree_equal(geode_jax.fit_classes(key, data, labels, **OPTIONS, checkpoint=tmp_path), whole)
+
+
+def test_estimators_hand_it_on(data, tmp_path):
+    options = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+    model = geode_jax.GeodeDensity(**options, checkpoint=tmp_path / "fit").fit(data)
+    assert (tmp_path / "fit" / "chains.npz").exists()
+    model.save(tmp_path / "model.npz")
+    assert geode_jax.GeodeDensity.load(tmp_path / "model.npz").checkpoint == str(tmp_path / "fit")
