@@ -66,13 +66,14 @@ def learn_forest(
 def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_partial: int = 0) -> DictionarySettings:
     """Fill in what was left to the data's shape.
 
-    `max_rank`: 50, but at most half the features beyond 20, and no more than the data allow, or than keeps the matrices
+    `max_rank`: 50, but at most half the features beyond 20, and no more than the data allow (with as many directions as
+    features, nothing tells of the noise), or than keeps the matrices
     of `num_partial` rows with missing features at four candidate nodes of all trees within 4 GiB. `num_neighbors`: 10,
     or more for very large n. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings.
     `depth`: until cells reach twice that size, at most 7, and no deeper than the float32 statistics of all trees fit in
     4 GiB.
     """
-    limit = min(num_features, num_rows - 1)
+    limit = max(1, min(num_features, num_rows) - 1)
     max_rank = settings.max_rank
     if max_rank is None:
         max_rank = min(50, max(10, num_features // 2))

@@ -7,7 +7,7 @@ import pytest
 from scipy import special, stats
 from sklearn.mixture import GaussianMixture
 
-from geode_jax.__main__ import main
+from geode_jax.cli.commands import run
 from geode_jax.demo import digits
 from geode_jax.demo.baselines import NormalMixture, fit_gaussian_mixture, fit_probabilistic_pca
 from geode_jax.estimators.density import GeodeDensity
@@ -17,7 +17,7 @@ def test_demo(tmp_path, capsys, monkeypatch):
     small = functools.partial(GeodeDensity, num_trees=1, max_rank=5, num_warmup=10, num_samples=10)
     monkeypatch.setattr(digits, "GeodeDensity", small)
     monkeypatch.setattr(digits, "fit_gaussian_mixture", lambda x, sizes, seed: fit_gaussian_mixture(x, (2,), seed))
-    assert main(["demo", "--output", str(tmp_path / "picture.png")]) == 0
+    assert run(["demo", "--output", str(tmp_path / "picture.png")]) == 0
     out = capsys.readouterr().out
     for word in ("GEODE", "Gaussian mixture", "Probabilistic PCA", "intrinsic dimension", "weight by scale"):
         assert word in out
@@ -26,7 +26,7 @@ def test_demo(tmp_path, capsys, monkeypatch):
 
 def test_unknown_command(capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["nonsense"])
+        run(["nonsense"])
     assert stop.value.code == 2
     assert "invalid choice" in capsys.readouterr().err
 

@@ -376,8 +376,21 @@ def test_non_finite_sampling_is_reported(data, monkeypatch):
 def test_defaults_follow_from_the_shape(shape):
     """Possible ranks and sizes at any shape, and statistics that fit in memory; what was given stays."""
     found = resolve(geode_jax.DictionarySettings(), *shape)
-    assert 1 <= found.max_rank <= min(50, shape[1], shape[0] - 1)
+    assert 1 <= found.max_rank <= max(1, min(50, shape[1] - 1, shape[0] - 1))
     assert 2 <= found.min_cell_size <= 10
     nodes = 2 ** (found.depth + 1) - 1
     assert 4 * found.num_trees * nodes * shape[0] * found.max_rank <= 2**32
     assert resolve(geode_jax.DictionarySettings(depth=7), *shape).depth == 7
+
+
+def test_two_features():
+    """A spiral in the plane: a direction is left to the noise, no span is taken, and deep scales hold the rows."""
+    rng = np.random.default_rng(0)
+    t = 1.5 * np.pi * (1 + 2 * rng.random(1000))
+    x = np.stack([t * np.cos(t), t * np.sin(t)], axis=1) / 5 + 0.1 * rng.normal(size=(1000, 2))
+    sampler = geode_jax.SamplerSettings(num_warmup=100, num_samples=50)
+    dictionary = geode_jax.DictionarySettings(num_trees=1)
+    posterior = geode_jax.fit(jax.random.key(0), x[:800], dictionary=dictionary, sampler=sampler)
+    assert posterior.dictionary.max_rank == 1
+    assert posterior.dictionary_settings.shared_span is None
+    assert geode_jax.log_density(posterior, x[800:]).mean() > -2.4  # one Gaussian: -3.4, a mixture by BIC: -2.2

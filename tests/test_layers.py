@@ -74,7 +74,9 @@ LAYERS = {
     "interop.arviz": 14,
     "demo.baselines": 14,
     "demo.digits": 15,
-    "__main__": 16,
+    "cli.tables": 15,
+    "cli.commands": 16,
+    "__main__": 17,
 }
 STAGE_ONE_FORBIDS = {"jax", "jaxlib", "equinox", "numpyro"}
 STAGE_TWO_FORBIDS = {"scipy", "sklearn", "pymetis", "pynndescent"}
@@ -84,6 +86,8 @@ LAZY = {
     "pynndescent": {"build.neighbours"},
     "matplotlib.figure": {"demo.digits"},
     "geode_jax.interop.plots": {"demo.digits"},
+    "pyarrow": {"cli.tables"},
+    "pyarrow.parquet": {"cli.tables"},
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from numpyro.infer import MCMC
 
 import geode_jax
-from geode_jax import forest as forest_module
+from geode_jax import grow as grow_module
 from geode_jax._typing import precision_of
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import Partition
@@ -179,20 +179,20 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     filled = fill_low_rank(hidden, is_observed, 3, 0)
     folds = np.arange(len(data)) % 3
     cells = Partition(1, (np.arange(90), np.arange(45), np.arange(45, 90)))
-    settings = forest_module.resolve(DICTIONARY, *data.shape)
-    monkeypatch.setattr(forest_module, "_grow_trees", lambda *_: ([cells], np.ones(6)))
+    settings = grow_module.resolve(DICTIONARY, *data.shape)
+    monkeypatch.setattr(grow_module, "_grow_trees", lambda *_: ([cells], np.ones(6)))
     ranked = []
-    original = forest_module.rank_nodes
+    original = grow_module.rank_nodes
 
     def rank_nodes(*arguments):
         if not ranked:
             ranked.append(original(*arguments))
         return ranked[0]
 
-    monkeypatch.setattr(forest_module, "rank_nodes", rank_nodes)
+    monkeypatch.setattr(grow_module, "rank_nodes", rank_nodes)
 
     def complete(x):
-        return forest_module._complete(x, is_observed, settings, folds, [0], lambda *_: None)
+        return grow_module._complete(x, is_observed, settings, folds, [0], lambda *_: None)
 
     with precision_of(np.float32):
         moved = np.where((folds == 0)[:, None], filled + 1.0, filled).astype(np.float32)

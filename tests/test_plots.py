@@ -5,7 +5,15 @@ import pytest
 from matplotlib.figure import Figure
 
 import geode_jax
-from geode_jax.interop.plots import image_rows, inclusion_probabilities, intrinsic_dimension
+from geode_jax.interop.plots import (
+    cells,
+    dictionary_images,
+    image_rows,
+    inclusion_probabilities,
+    interval_reliability,
+    intrinsic_dimension,
+    scale_weights,
+)
 
 
 @pytest.fixture
@@ -42,3 +50,48 @@ def test_intrinsic_dimension(ax, posterior, data):
         np.testing.assert_allclose(below.images[0].get_array(), probabilities)
     with pytest.raises(ValueError, match=r"probabilities: expected 1 or 2 axes, got shape \(\)"):
         intrinsic_dimension(ax, np.float64(0.5))
+
+
+def test_scale_weights(ax, posterior):
+    assert scale_weights(ax, posterior) is ax
+    heights = [bar.get_height() for bar in ax.patches]
+    np.testing.assert_allclose(sum(heights), 1.0, rtol=1e-5)
+    assert len(heights) == posterior.dictionary.tree.num_scales
+
+
+def test_cells_are_the_covariances(ax, posterior, data):
+    """Ellipses hold about as many of the rows as two standard deviations of the mixture should."""
+    assert cells(ax, posterior, data, tree=1, features=(2, 4)) is ax
+    node = int(np.asarray(posterior.draws.log_weights[1]).mean(axis=(0, 1)).argmax())
+    dictionary, draws = posterior.dictionary, posterior.draws
+    noise = np.exp(np.asarray(draws.log_sigma2[1]))[..., dictionary.tree.scale[node]]
+    signal = noise[..., None] * np.expm1(np.asarray(draws.neg_log_u[1])[..., node, :])
+    basis = np.asarray(dictionary.bases[1, node])[[2, 4]]
+    covariance = (basis * signal.mean(axis=(0, 1))) @ basis.T + noise.mean() * np.eye(2)
+    covariance *= np.outer(posterior.scale[[2, 4]], posterior.scale[[2, 4]])
+    heaviest = max(ax.patches, key=lambda patch: patch.get_alpha())
+    angle, size = np.radians(heaviest.angle), np.array([heaviest.width, heaviest.height]) / 4
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    np.testing.assert_allclose((turn * size**2) @ turn.T, covariance, rtol=1e-4)
+    with pytest.raises(ValueError, match="tree: expected a number below 2, got 2"):
+        cells(ax, posterior, tree=2)
+    with pytest.raises(ValueError, match="features: expected two numbers below 6"):
+        cells(ax, posterior, features=(0, 6))
+
+
+def test_dictionary_images(ax, posterior):
+    assert dictionary_images(ax, posterior, (2, 3), nodes=[0, 1], num_directions=2) is ax
+    canvas = np.asarray(ax.images[0].get_array())
+    centre = posterior.shift + posterior.scale * np.asarray(posterior.dictionary.centres[0, 0])
+    np.testing.assert_allclose(canvas[:2, :3], centre.reshape(2, 3), rtol=1e-6)
+    np.testing.assert_allclose(np.abs(canvas[:2, 4:7] - canvas[canvas == canvas].mean()).max() > 0, True)
+
+
+def test_interval_reliability(ax, posterior, data):
+    hidden = np.random.default_rng(0).random(data.shape) < 0.3
+    assert interval_reliability(ax, posterior, data, hidden) is ax
+    promised, kept = ax.lines[1].get_data()
+    assert np.abs(kept - promised).max() < 0.15
+    assert (np.diff(kept) >= 0).all()
+    with pytest.raises(ValueError, match="hidden: expected a boolean mask"):
+        interval_reliability(ax, posterior, data, hidden[:3])

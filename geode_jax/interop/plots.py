@@ -1,11 +1,15 @@
 """Pictures, with matplotlib (``pip install "geode-jax[plots]"``)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Ellipse
 
+from geode_jax._checks import check_data, check_integer
+from geode_jax._typing import ArrayLike
 from geode_jax.posterior import Posterior
+from geode_jax.predict.conditional import condition
 
 
 def image_rows(ax: Axes, rows: Mapping[str, np.ndarray], shape: tuple[int, int], *, low: float, high: float) -> Axes:
@@ -63,4 +67,114 @@ def intrinsic_dimension(ax: Axes, probabilities: np.ndarray, *, what: str = "row
     drawn = ax.imshow(probabilities, aspect="auto", cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
     ax.set_ylabel(what)
     ax.figure.colorbar(drawn, ax=ax, label="probability")
+    return ax
+
+
+def scale_weights(ax: Axes, posterior: Posterior) -> Axes:
+    """Draw how much weight each scale has, from coarse to fine: the posterior of every tree, and their mean."""
+    weights = posterior.scale_weights.mean(axis=(1, 2))
+    scales = np.arange(weights.shape[1])
+    ax.bar(scales, weights.mean(axis=0), color="tab:blue", alpha=0.4, label="mean of the trees")
+    for number, tree in enumerate(weights):
+        ax.plot(scales, tree, "o", color="black", markersize=3, label="a tree" if number == 0 else None)
+    ax.set(xlabel="scale (0 is the root)", ylabel="weight", xticks=scales, ylim=(0.0, None))
+    ax.legend(frameon=False)
+    return ax
+
+
+def cells(
+    ax: Axes, posterior: Posterior, X: ArrayLike | None = None, *, tree: int = 0, features: Sequence[int] = (0, 1)
+) -> Axes:
+    """Draw one tree's nodes over two of the features: an ellipse of two standard deviations each.
+
+    Posterior means; the darker the heavier, the colour is the scale. Nodes of less than 0.1% are left out. Rows of `X`
+    are drawn as points.
+    """
+    tree = check_integer(tree, "tree", 0)
+    if tree >= posterior.num_trees:
+        raise ValueError(f"tree: expected a number below {posterior.num_trees}, got {tree}")
+    pair = list(features)
+    if len(pair) != 2 or not all(0 <= feature < posterior.num_features for feature in pair):
+        raise ValueError(f"features: expected two numbers below {posterior.num_features}, got {features!r}")
+    if X is not None:
+        rows = check_data(X, allow_nan=True, num_features=posterior.num_features)
+        ax.plot(rows[:, pair[0]], rows[:, pair[1]], ".", color="black", markersize=2, alpha=0.4)
+    dictionary, draws = posterior.dictionary, posterior.draws
+    scale_of = dictionary.tree.scale
+    weight = np.exp(np.asarray(draws.log_weights[tree], np.float64)).mean(axis=(0, 1))
+    noise = np.exp(np.asarray(draws.log_sigma2[tree], np.float64))[..., scale_of]
+    signal = (noise[..., None] * np.expm1(np.asarray(draws.neg_log_u[tree], np.float64))).mean(axis=(0, 1))
+    unit = posterior.scale[pair]
+    for node in np.flatnonzero(weight > 1e-3):
+        basis = np.asarray(dictionary.bases[tree, node], np.float64)[pair]
+        covariance = (basis * signal[node]) @ basis.T + noise[..., node].mean() * np.eye(2)
+        values, vectors = np.linalg.eigh(covariance * np.outer(unit, unit))
+        centre = posterior.shift[pair] + unit * np.asarray(dictionary.centres[tree, node], np.float64)[pair]
+        ellipse = Ellipse(
+            (float(centre[0]), float(centre[1])),
+            width=4.0 * np.sqrt(values[1]),
+            height=4.0 * np.sqrt(values[0]),
+            angle=float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1]))),
+            facecolor="none",
+            edgecolor=f"C{scale_of[node] % 10}",
+            linewidth=1.5,
+            alpha=float(np.clip(0.15 + 0.85 * np.sqrt(weight[node] / weight.max()), 0.0, 1.0)),
+        )
+        ax.add_patch(ellipse)
+    for scale in np.unique(scale_of[weight > 1e-3]):
+        ax.plot([], [], color=f"C{scale % 10}", label=f"scale {scale}")
+    ax.set(xlabel=f"feature {pair[0]}", ylabel=f"feature {pair[1]}")
+    ax.autoscale_view()
+    ax.legend(frameon=False)
+    return ax
+
+
+def dictionary_images(
+    ax: Axes,
+    posterior: Posterior,
+    shape: tuple[int, int],
+    *,
+    tree: int = 0,
+    nodes: Sequence[int],
+    num_directions: int = 6,
+) -> Axes:
+    """Draw dictionary elements as images, a row per node: its centre, then its leading directions.
+
+    Directions are in the data's units, each scaled to the range of the centres, grey being 0.
+    """
+    dictionary = posterior.dictionary
+    absent = [node for node in nodes if not bool(dictionary.tree.is_present[tree, node])]
+    if absent:
+        raise ValueError(f"nodes: expected present nodes, got {absent}")
+    index = np.asarray(nodes)
+    centres = posterior.shift + posterior.scale * np.asarray(dictionary.centres[tree, index], np.float64)
+    low, high = float(centres.min()), float(centres.max())
+    directions = posterior.scale[:, None] * np.asarray(dictionary.bases[tree, index], np.float64)[..., :num_directions]
+    largest = np.maximum(np.abs(directions).max(axis=1, keepdims=True), np.finfo(float).tiny)
+    shown = 0.5 * (low + high) + 0.5 * (high - low) * directions / largest
+    rows = {
+        f"node {node}": np.concatenate([centre[None], images.T])
+        for node, centre, images in zip(nodes, centres, shown, strict=True)
+    }
+    return image_rows(ax, rows, shape, low=low, high=high)
+
+
+def interval_reliability(ax: Axes, posterior: Posterior, X: ArrayLike, hidden: ArrayLike) -> Axes:
+    """Draw how often central intervals of the hidden entries hold the truth, against what they promise.
+
+    `X`: complete rows that were not in the training set, (n, D). `hidden`: mask of the entries to predict, (n, D).
+    """
+    rows = check_data(X, allow_nan=False, num_features=posterior.num_features)
+    mask = np.asarray(hidden)
+    if mask.shape != rows.shape or mask.dtype != bool:
+        raise ValueError(f"hidden: expected a boolean mask of shape {rows.shape}, got {mask.dtype} of {mask.shape}")
+    promised = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
+    levels = np.concatenate([0.5 - promised / 2, 0.5 + promised / 2])
+    quantiles = condition(posterior, np.where(mask, np.nan, rows)).quantile(levels.tolist())
+    lower, upper = np.split(quantiles[:, mask], 2)
+    kept = ((lower <= rows[mask]) & (rows[mask] <= upper)).mean(axis=1)
+    ax.plot([0.0, 1.0], [0.0, 1.0], color="grey", linewidth=1, label="as promised")
+    ax.plot(promised, kept, "o-", markersize=4, label="hidden entries")
+    ax.set(xlabel="probability of the interval", ylabel="share inside", xlim=(0.0, 1.0), ylim=(0.0, 1.0))
+    ax.legend(frameon=False)
     return ax

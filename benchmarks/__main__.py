@@ -1,0 +1,41 @@
+"""python -m benchmarks list | run NAME [--quick] [...]: every experiment by its name."""
+
+import argparse
+import importlib
+import pkgutil
+import sys
+import time
+
+import benchmarks
+
+NOT_EXPERIMENTS = {"__main__", "common", "readme"}
+
+
+def experiments() -> list[str]:
+    """Names of all experiments."""
+    return sorted(
+        module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name not in NOT_EXPERIMENTS
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Experiments and their results.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="names of the experiments, and what each asks")
+    run = commands.add_parser("run", help="run an experiment, or all; other arguments are the experiment's own")
+    run.add_argument("name", choices=[*experiments(), "all"])
+    run.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    options, rest = parser.parse_known_args(arguments)
+    if options.command == "list":
+        for name in experiments():
+            text = importlib.import_module(f"benchmarks.{name}").__doc__
+            print(f"{name:<18}{text.splitlines()[0]}")
+        return
+    for name in experiments() if options.name == "all" else [options.name]:
+        start = time.perf_counter()
+        importlib.import_module(f"benchmarks.{name}").main([*rest, *(["--quick"] if options.quick else [])])
+        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

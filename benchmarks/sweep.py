@@ -1,0 +1,160 @@
+"""How far a sweep is from its floor: reading the squared coordinates of all rows at all nodes once.
+
+The floor is a plain sum over that array, timed in the same run. Beside it every block of the sweep alone, and what a
+sweep takes as it is run: compiled as a scan over many. Synthetic statistics of rows that are near one path of the tree.
+
+python -m benchmarks.sweep [--quick] [--sizes N,DEPTH,D ...]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.common import write_result
+from geode_jax._typing import Array
+from geode_jax.gibbs import allocation, noise, rank, scales, shrinkage, weights
+from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
+from geode_jax.gibbs.sweep import Problem
+from geode_jax.settings import DirectMembership, ExactShrinkage, Prior, RankAdaptation
+from geode_jax.state import node_sums
+from geode_jax.statistics import Statistics
+from geode_jax.tree import tree_from_mask
+
+NUM_FEATURES = 100
+SIZES = ((6000, 5, 20), (20_000, 6, 40), (60_000, 5, 20))
+
+
+def synthetic_problem(num_rows: int, depth: int, max_rank: int) -> Problem:
+    """Statistics of rows each of which is near the nodes of one path."""
+    rng = np.random.default_rng(0)
+    num_nodes = 2 ** (depth + 1) - 1
+    residual = rng.gamma(50.0, 2.0, (num_nodes, num_rows)).astype(np.float32)
+    node = rng.integers(0, 2**depth, num_rows) + 2**depth - 1
+    for _ in range(depth + 1):
+        residual[node, np.arange(num_rows)] *= 0.5
+        node = (node - 1) // 2
+    squared = np.square(rng.standard_normal((num_nodes, num_rows, max_rank), dtype=np.float32))
+    return Problem(
+        tree=tree_from_mask(np.ones(num_nodes, bool)),
+        statistics=Statistics(jnp.asarray(residual), jnp.asarray(squared), jnp.asarray(num_rows, jnp.int32)),
+        partial=None,
+        is_available=jnp.ones((num_nodes, max_rank), bool),
+        num_features=jnp.asarray(float(NUM_FEATURES)),
+        prior=Prior(),
+        shrinkage=ExactShrinkage(),
+        membership=DirectMembership(),
+    )
+
+
+def blocks() -> dict[str, Callable[[Array, Chain, Problem], Any]]:
+    """Every block as a function of (key, chain, problem), and the floor."""
+    adaptation = RankAdaptation()
+
+    def sums(key: Array, chain: Chain, problem: Problem) -> Any:
+        node = (chain.state.node + jax.random.randint(key, (), 0, 2)) % problem.tree.num_nodes
+        return node_sums(eqx.tree_at(lambda it: it.node, chain.state, node), problem.statistics)
+
+    return {
+        "floor": lambda key, chain, problem: jnp.sum(problem.statistics.squared * chain.state.tau_excess[0, 0]),
+        "membership": lambda key, chain, problem: allocation.draw(
+            key, chain.state, problem.statistics, problem.tree, problem.num_features
+        ),
+        "node sums": sums,
+        "u": lambda key, chain, problem: scales.draw(key, chain.state, chain.sums, problem.tree, problem.shrinkage),
+        "tau": lambda key, chain, problem: shrinkage.draw_exact(key, chain.state, problem.prior),
+        "sigma": lambda key, chain, problem: noise.draw(
+            key, chain.state, chain.sums, problem.tree, problem.prior, problem.num_features
+        ),
+        "weights": lambda key, chain, problem: weights.draw(key, chain.state, chain.sums, problem.tree, problem.prior),
+        "ranks": lambda key, chain, problem: (
+            rank.adapt(key, chain.state, problem.is_available, jnp.asarray(100), adaptation)[:2],
+            rank.draw_dimension(key, chain.sums, chain.state.log_sigma2, problem.is_available, problem.tree),
+        ),
+        "what is kept": lambda key, chain, problem: draw_of(chain, problem).log_joint,
+    }
+
+
+def seconds_of(block: Callable[[Array, Chain, Problem], Any], chain: Chain, problem: Problem, repeats: int) -> float:
+    """Seconds of one call inside a compiled loop, the best of five loops."""
+
+    @jax.jit
+    def loop(chain: Chain, problem: Problem) -> Array:
+        def again(total: Array, index: Array) -> tuple[Array, None]:
+            # the parameters hang on the loop's own sum, or the compiler would take the work out of the loop
+            state = jax.tree.map(
+                lambda leaf: leaf + 1e-30 * total if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, chain.state
+            )
+            found = block(jax.random.key(index), eqx.tree_at(lambda it: it.state, chain, state), problem)
+            return total + sum(jnp.sum(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(found)) * 1e-20, None
+
+        return jax.lax.scan(again, jnp.zeros(()), jnp.arange(repeats, dtype=jnp.uint32))[0]
+
+    loop(chain, problem).block_until_ready()
+    best = np.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        loop(chain, problem).block_until_ready()
+        best = min(best, (time.perf_counter() - start) / repeats)
+    return best
+
+
+def sweep_seconds(chain: Chain, problem: Problem, repeats: int) -> float:
+    """Seconds of a whole step of the chain, as it is run."""
+
+    @jax.jit
+    def run(chain: Chain, problem: Problem) -> tuple[Chain, Any]:
+        def again(chain: Chain, index: Array) -> tuple[Chain, Any]:
+            chain = step(jax.random.key(index), problem, jnp.asarray(10**6), RankAdaptation(), chain, index)
+            return chain, draw_of(chain, problem)
+
+        return jax.lax.scan(again, chain, jnp.arange(repeats))
+
+    jax.block_until_ready(run(chain, problem))
+    best = np.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(run(chain, problem))
+        best = min(best, (time.perf_counter() - start) / repeats)
+    return best
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--sizes", nargs="+", help="rows,depth,rank of each problem")
+    options = parser.parse_args(arguments)
+    sizes = [tuple(map(int, text.split(","))) for text in options.sizes or []] or list(SIZES)
+    rows = []
+    for num_rows, depth, max_rank in [(200, 1, 3)] if options.quick else sizes:
+        problem = synthetic_problem(num_rows, depth, max_rank)
+        chain = jax.jit(initial_chain)(jax.random.key(0), problem)
+        repeats = 5 if options.quick else 50
+        for index in range(30):  # to where a chain usually is
+            chain = jax.jit(step, static_argnums=3)(
+                jax.random.key(index), problem, jnp.asarray(10**6), RankAdaptation(), chain, jnp.asarray(index)
+            )
+        found = {name: seconds_of(block, chain, problem, repeats) for name, block in blocks().items()}
+        whole = sweep_seconds(chain, problem, repeats)
+        num_nodes = 2 ** (depth + 1) - 1
+        row: dict[str, Any] = {"rows": num_rows, "nodes": num_nodes, "rank": max_rank}
+        row |= {f"{name} ms": round(1000 * value, 3) for name, value in found.items()}
+        row |= {
+            "sweep ms": round(1000 * whole, 3),
+            "ratio": round(whole / found["floor"], 2),
+            "gigabytes per second": round(4e-9 * num_rows * num_nodes * max_rank / found["floor"], 1),
+        }
+        rows.append(row)
+        print(row, flush=True)
+    if not options.quick:
+        write_result("sweep", {"features": NUM_FEATURES}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

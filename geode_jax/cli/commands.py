@@ -1,0 +1,288 @@
+"""What ``python -m geode_jax`` does: fit a density to a file, and use it on others, a chunk of rows after the other."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from geode_jax.cli.tables import Table, TableError, new_table, open_table
+from geode_jax.demo import digits
+from geode_jax.estimators.density import GeodeDensity
+
+OK, FAILED, INTERRUPTED = 0, 1, 130
+
+_DESCRIPTION = """\
+Bayesian multiscale density estimation (GEODE) of tables of numbers.
+
+Tables are .npy, .npz (one array, or one called X), .csv (with or without a line of names) and .parquet files, a row per
+observation. NaN, an empty cell and NA are missing values, in training and afterwards.
+"""
+
+_EXAMPLES = """\
+examples:
+  python -m geode_jax fit train.csv model.npz --seed 0
+  python -m geode_jax info model.npz
+  python -m geode_jax score model.npz new.csv scores.csv --novelty
+  python -m geode_jax impute model.npz holes.parquet filled.parquet --interval 0.9
+  python -m geode_jax sample model.npz 1000 drawn.npy
+
+In Python the model is geode_jax.GeodeDensity.load("model.npz").
+
+exit codes: 0 done, 1 a file or its contents would not do, 2 wrong arguments, 130 interrupted.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of all commands."""
+    found = argparse.ArgumentParser(
+        prog="python -m geode_jax",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_fit(commands)
+    _add_score(commands)
+    _add_impute(commands)
+    _add_sample(commands)
+    _add_info(commands)
+    _add_demo(commands)
+    return found
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code. Failures are one line on standard error."""
+    options = parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], None] = options.run
+    try:
+        command(options)
+    except (TableError, ValueError, TypeError, FloatingPointError, MemoryError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return OK
+
+
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> Any:
+    found = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    found.set_defaults(run=run)
+    return found
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < 1.0:
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, got {text}")
+    return value
+
+
+def _add_fit(commands: Any) -> None:
+    command = _command(commands, "fit", _fit, "fit a density to a table and save the model")
+    command.add_argument("data", type=Path, help="table of training rows")
+    command.add_argument("model", type=Path, help="where to save the model, an .npz file without pickle")
+    command.add_argument("--seed", type=int, default=None, help="decides everything random (default: none)")
+    defaults = GeodeDensity().get_params()
+    for option, name, text in (
+        ("--trees", "num_trees", "trees that are averaged"),
+        ("--chains", "num_chains", "chains per tree"),
+        ("--warmup", "num_warmup", "sweeps before the draws that are kept"),
+        ("--draws", "num_samples", "draws that are kept per chain"),
+        ("--max-rank", "max_rank", "directions per node"),
+        ("--depth", "depth", "scales of a tree below the root"),
+    ):
+        default = defaults[name]
+        said = "by the data's shape" if default is None else default
+        command.add_argument(
+            option, dest=name, type=_positive, default=default, metavar="N", help=f"{text} (default: {said})"
+        )
+    command.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="precision of the fit")
+    command.add_argument(
+        "--checkpoint", type=Path, help="folder for the unfinished fit; the same command goes on there"
+    )
+    command.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _fit(options: argparse.Namespace) -> None:
+    table = open_table(options.data, 2**14)
+    names = ("num_trees", "num_chains", "num_warmup", "num_samples", "max_rank", "depth", "dtype", "checkpoint")
+    model = GeodeDensity(
+        **{name: getattr(options, name) for name in names}, progress=not options.quiet, random_state=options.seed
+    )
+    _check_place(options.model)
+    rows = table.whole()
+    model.fit(rows)
+    if table.names is not None:
+        model.feature_names_in_ = np.asarray(table.names, dtype=object)
+    model.set_params(checkpoint=None, progress=False)
+    model.save(options.model)
+
+
+def _check_place(path: Path) -> None:
+    """A fit takes long: whether its result can be saved is seen before."""
+    if path.suffix.lower() != ".npz" or not path.parent.is_dir():
+        raise TableError(f"{path}: expected an .npz file in a folder that exists")
+
+
+def _load(path: Path) -> tuple[GeodeDensity, list[str] | None]:
+    """The model, and the names of its features where it knows them (it no longer does: rows come as arrays)."""
+    model = GeodeDensity.load(path)
+    names = getattr(model, "feature_names_in_", None)
+    if names is None:
+        return model, None
+    del model.feature_names_in_
+    return model, list(names)
+
+
+def _chunks(
+    table: Table, path: Path, model: GeodeDensity, names: list[str] | None, text: str, quiet: bool
+) -> Iterator[np.ndarray]:
+    """Rows of a table that has the model's features, with a bar."""
+    if names is not None and table.names is not None and names != table.names:
+        wanted = ", ".join(sorted(set(names) - set(table.names))[:5])
+        more = ", ".join(sorted(set(table.names) - set(names))[:5])
+        told = "another order" if not wanted and not more else f"no {wanted or '...'} but {more or 'fewer columns'}"
+        raise TableError(f"{path}: expected the columns of the training table, got {told}")
+    with tqdm(total=table.num_rows, disable=quiet, unit="row", desc=text) as bar:
+        for rows in table.chunks:
+            if rows.shape[1] != model.n_features_in_:
+                raise TableError(f"{path}: expected {model.n_features_in_} columns, got {rows.shape[1]}")
+            yield rows
+            bar.update(rows.shape[0])
+
+
+def _add_stream(command: Any) -> None:
+    command.add_argument("--chunk", type=_positive, default=1000, metavar="ROWS", help="rows at a time (default: 1000)")
+    command.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _add_score(commands: Any) -> None:
+    command = _command(commands, "score", _score, "log density of every row, in nats, under a saved model")
+    command.add_argument("model", type=Path, help="a model saved by fit")
+    command.add_argument("data", type=Path, help="table of rows; of a row with missing values the others count")
+    command.add_argument("output", type=Path, help="table to write, with the column log_density")
+    command.add_argument(
+        "--novelty",
+        action="store_true",
+        help="also a column novelty: the share of held-out training rows that are as unlikely (no missing values)",
+    )
+    _add_stream(command)
+
+
+def _score(options: argparse.Namespace) -> None:
+    model, names = _load(options.model)
+    table = open_table(options.data, options.chunk)
+    columns = ["log_density", "novelty"] if options.novelty else ["log_density"]
+    with new_table(options.output, table.num_rows, columns) as write:
+        for rows in _chunks(table, options.data, model, names, "scoring", options.quiet):
+            found = [model.score_samples(rows)]
+            if options.novelty:
+                found.append(model.novelty(rows))
+            write(np.stack(found, axis=1))
+
+
+def _add_impute(commands: Any) -> None:
+    command = _command(commands, "impute", _impute, "fill missing values by their conditional means")
+    command.add_argument("model", type=Path, help="a model saved by fit")
+    command.add_argument("data", type=Path, help="table with missing values")
+    command.add_argument("output", type=Path, help="table to write, with the same columns")
+    command.add_argument(
+        "--interval",
+        type=_share,
+        metavar="P",
+        help="also columns NAME_lower and NAME_upper: central intervals of this probability; observed values are both",
+    )
+    _add_stream(command)
+
+
+def _impute(options: argparse.Namespace) -> None:
+    model, names = _load(options.model)
+    table = open_table(options.data, options.chunk)
+    names_out = table.names or names or _numbered(model)
+    columns = list(names_out)
+    if options.interval is not None:
+        columns += [f"{name}_lower" for name in names_out] + [f"{name}_upper" for name in names_out]
+    with new_table(options.output, table.num_rows, columns) as write:
+        for rows in _chunks(table, options.data, model, names, "imputing", options.quiet):
+            found = model.impute(rows, options.interval)
+            write(found if isinstance(found, np.ndarray) else np.concatenate(found, axis=1))
+
+
+def _numbered(model: GeodeDensity) -> list[str]:
+    return [f"x{number}" for number in range(model.n_features_in_)]
+
+
+def _add_sample(commands: Any) -> None:
+    command = _command(commands, "sample", _sample, "draw new rows from a saved model")
+    command.add_argument("model", type=Path, help="a model saved by fit")
+    command.add_argument("rows", type=_positive, help="how many")
+    command.add_argument("output", type=Path, help="table to write")
+    command.add_argument("--seed", type=int, default=None, help="decides which (default: none)")
+
+
+def _sample(options: argparse.Namespace) -> None:
+    model, names = _load(options.model)
+    model.set_params(random_state=options.seed)
+    with new_table(options.output, options.rows, names or _numbered(model)) as write:
+        write(model.sample(options.rows))
+
+
+def _add_info(commands: Any) -> None:
+    command = _command(commands, "info", _info, "what a saved model is and what it found")
+    command.add_argument("model", type=Path, help="a model saved by fit")
+    command.add_argument("--json", action="store_true", help="for programs")
+
+
+def _info(options: argparse.Namespace) -> None:
+    model, names = _load(options.model)
+    posterior = model.posterior_
+    found = {
+        "features": model.n_features_in_,
+        "feature_names": names,
+        "complete_training_rows": int(model.held_out_scores_.size),
+        "trees": posterior.num_trees,
+        "depth": posterior.dictionary.tree.depth,
+        "directions_per_node": posterior.dictionary.max_rank,
+        "chains_per_tree": posterior.num_chains,
+        "draws_per_chain": posterior.num_draws,
+        "precision": posterior.dtype.name,
+        "intrinsic_dimension": posterior.intrinsic_dimension,
+        "weight_of_scales": posterior.scale_weights.mean(axis=(0, 1, 2)).round(4).tolist(),
+        "noise_of_scales": posterior.sigma.mean(axis=(0, 1, 2)).tolist(),
+        "held_out_log_density": float(model.held_out_scores_.mean()) if model.held_out_scores_.size else None,
+    }
+    if options.json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        if isinstance(value, list):
+            shown = [f"{item:.4g}" if isinstance(item, float) else str(item) for item in value]
+            value = ", ".join(shown[:10]) + (", ..." if len(shown) > 10 else "")
+        elif isinstance(value, float):
+            value = f"{value:.4g}"
+        if value is not None:
+            print(f"{name.replace('_', ' '):<24}{value}")
+
+
+def _add_demo(commands: Any) -> None:
+    command = _command(
+        commands,
+        "demo",
+        lambda options: digits.run(options.output, options.seed),
+        "fit scikit-learn's digits and compare with a Gaussian mixture and probabilistic PCA (about a minute)",
+    )
+    command.add_argument("--output", type=Path, default=Path("geode_demo.png"), help="where to save the picture")
+    command.add_argument("--seed", type=int, default=0, help="seed of the split, the mask and the sampler")

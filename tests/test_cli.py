@@ -1,0 +1,181 @@
+"""The command line: every format, chunks, names, messages and exit codes."""
+
+import csv
+import json
+import subprocess
+import sys
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import geode_jax
+from geode_jax.cli.commands import run
+from geode_jax.cli.tables import SUFFIXES, TableError, new_table, open_table
+
+FIT = ["--trees", "1", "--warmup", "10", "--draws", "10", "--seed", "0", "--quiet"]
+NAMES = ["a", "b", "c", "d", "e", "f"]
+
+
+@pytest.fixture(scope="module")
+def folder(data, tmp_path_factory):
+    """A folder with a model fitted to a .csv file, and new rows with holes in every format."""
+    path = tmp_path_factory.mktemp("cli")
+    pd.DataFrame(data, columns=NAMES).to_csv(path / "train.csv", index=False)
+    assert run(["fit", str(path / "train.csv"), str(path / "model.npz"), *FIT]) == 0
+    holes = data[:25].copy()
+    holes[::2, 1:3] = np.nan
+    _write_all(path / "holes", holes)
+    _write_all(path / "whole", data[:25])
+    return path
+
+
+def _write_all(stem, rows):
+    np.save(f"{stem}.npy", rows)
+    np.savez(f"{stem}.npz", rows)
+    frame = pd.DataFrame(rows, columns=NAMES)
+    frame.to_csv(f"{stem}.csv", index=False)
+    frame.to_parquet(f"{stem}.parquet")
+
+
+def _read(path):
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.suffix == ".npz":
+        return np.load(path)["X"]
+    return (pd.read_csv if path.suffix == ".csv" else pd.read_parquet)(path).to_numpy()
+
+
+def test_model_is_the_estimator(data, folder):
+    model = geode_jax.GeodeDensity.load(folder / "model.npz")
+    options = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+    expected = geode_jax.GeodeDensity(**options).fit(pd.DataFrame(data, columns=NAMES))
+    np.testing.assert_allclose(model.posterior_.draws.log_joint, expected.posterior_.draws.log_joint, rtol=1e-6)
+    assert model.feature_names_in_.tolist() == NAMES
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_streams(folder, suffix, data):
+    """Every format in and out, in chunks that do not divide the rows, is what the estimator says of the whole."""
+    model = geode_jax.GeodeDensity.load(folder / "model.npz")
+    del model.feature_names_in_
+    holes = np.load(folder / "holes.npy")
+    source, target = str(folder / f"holes{suffix}"), folder / f"out{suffix}"
+    stream = ["--chunk", "10", "--quiet"]
+    assert run(["score", str(folder / "model.npz"), source, str(target), *stream]) == 0
+    np.testing.assert_allclose(_read(target)[:, 0], model.score_samples(holes), rtol=1e-5)
+    assert run(["impute", str(folder / "model.npz"), source, str(target), "--interval", "0.8", *stream]) == 0
+    np.testing.assert_allclose(_read(target), np.concatenate(model.impute(holes, 0.8), axis=1), rtol=1e-5)
+    whole = str(folder / f"whole{suffix}")
+    assert run(["score", str(folder / "model.npz"), whole, str(target), "--novelty", *stream]) == 0
+    np.testing.assert_allclose(_read(target)[:, 1], model.novelty(data[:25]))
+    assert run(["sample", str(folder / "model.npz"), "7", str(target), "--seed", "3"]) == 0
+    np.testing.assert_array_equal(_read(target), model.set_params(random_state=3).sample(7))
+
+
+def test_columns_have_names(folder):
+    model, source, target = str(folder / "model.npz"), str(folder / "holes.npy"), folder / "named.csv"
+    assert run(["impute", model, source, str(target), "--interval", "0.8", "--quiet"]) == 0
+    with open(target, newline="") as file:
+        assert next(csv.reader(file)) == NAMES + [f"{name}_lower" for name in NAMES] + [
+            f"{name}_upper" for name in NAMES
+        ]
+    assert run(["sample", model, "2", str(target)]) == 0
+    assert pd.read_csv(target).columns.tolist() == NAMES
+
+
+def test_info(folder, capsys):
+    assert run(["info", str(folder / "model.npz"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["features"], found["trees"], found["complete_training_rows"]) == (6, 1, 90)
+    assert found["feature_names"] == NAMES
+    assert run(["info", str(folder / "model.npz")]) == 0
+    assert "intrinsic dimension" in capsys.readouterr().out
+
+
+def test_failures_are_one_line(folder, capsys):
+    """Exit code 1, one line that names the file and what is wrong with it, and no file left behind."""
+    model, out = str(folder / "model.npz"), folder / "none.csv"
+
+    def text(content):
+        path = folder / f"bad {len(list(folder.glob('bad *')))}.csv"
+        path.write_text(content)
+        return str(path)
+
+    (folder / "broken.npz").write_bytes((folder / "model.npz").read_bytes()[:5000])
+    np.save(folder / "flat.npy", np.zeros(6))
+    np.save(folder / "objects.npy", np.array([[{}]]), allow_pickle=True)
+    np.savez(folder / "two.npz", a=np.zeros((2, 6)), b=np.zeros((2, 6)))
+    pd.DataFrame([["x"] * 6] * 2, columns=NAMES).to_parquet(folder / "words.parquet")
+    shuffled = pd.DataFrame(np.zeros((2, 6)), columns=NAMES[::-1]).to_csv(index=False)
+    cases = [
+        (["score", model, str(folder / "absent.csv"), str(out)], "absent.csv: No such file"),
+        (["score", model, str(folder / "model.txt"), str(out)], "expected a file that ends in .npy, .npz"),
+        (["score", model, text(""), str(out)], "got an empty file"),
+        (["score", model, text("1,2,3,4,5\n"), str(out)], "expected 6 columns, got 5"),
+        (["score", model, text("1,2,3,4,5,6\n1,2\n"), str(out)], "line 2: expected 6 cells, got 2"),
+        (
+            ["score", model, text(",".join(NAMES) + "\n1,2,x,4,5,6\n"), str(out)],
+            "line 2, column 'c': expected a number",
+        ),
+        (["score", model, text(shuffled), str(out)], "expected the columns of the training table, got another order"),
+        (["score", model, text("a,b,c,d,e,g\n1,2,3,4,5,6\n"), str(out)], "got no f but g"),
+        (["score", model, text("1,2,3,inf,5,6\n"), str(out)], "infinity"),
+        (["score", model, text(",,,,,\n"), str(out)], "X: "),
+        (["score", model, str(folder / "flat.npy"), str(out)], "expected numbers of shape (n, D)"),
+        (["score", model, str(folder / "objects.npy"), str(out)], "objects.npy"),
+        (["score", model, str(folder / "two.npz"), str(out)], "one called X, got a, b"),
+        (["score", model, str(folder / "words.parquet"), str(out)], "column 'a': expected numbers"),
+        (["score", model, str(folder / "holes.csv"), str(out), "--novelty"], "NaN"),
+        (["score", model, str(folder / "holes.csv"), str(folder / "no" / "x.csv")], "No such file"),
+        (["score", str(folder / "broken.npz"), str(folder / "holes.csv"), str(out)], "expected a file written by"),
+        (["score", str(folder / "holes.npz"), str(folder / "holes.csv"), str(out)], "expected a file written by"),
+        (["fit", str(folder / "train.csv"), str(folder / "no" / "m.npz")], "expected an .npz file in a folder"),
+        (["fit", text("1,2\n"), str(folder / "m.npz"), *FIT], "2"),
+    ]
+    capsys.readouterr()
+    for arguments, expected in cases:
+        if arguments[0] == "score":
+            arguments = [*arguments, "--quiet"]
+        assert run(arguments) == 1, arguments
+        error = capsys.readouterr().err
+        assert error.startswith("error: "), error
+        assert expected in error, error
+        assert error.count("\n") == 1, error
+        assert not list(folder.glob("*.part"))
+        assert not out.exists()
+
+
+def test_wrong_arguments(folder, capsys):
+    for arguments in (
+        [],
+        ["guess"],
+        ["fit"],
+        ["sample", "m", "0", "out.npy"],
+        ["impute", "m", "a", "b", "--interval", "1.5"],
+    ):
+        with pytest.raises(SystemExit) as stop:
+            run(arguments)
+        assert stop.value.code == 2
+    capsys.readouterr()
+    with mock.patch("geode_jax.cli.commands.open_table", side_effect=KeyboardInterrupt):
+        assert run(["score", str(folder / "model.npz"), "a.csv", "b.csv"]) == 130
+    with pytest.raises(SystemExit) as stop:
+        run(["--help"])
+    assert stop.value.code == 0
+    assert "examples:" in capsys.readouterr().out
+
+
+def test_as_a_program():
+    found = subprocess.run([sys.executable, "-m", "geode_jax", "score", "a", "b", "c"], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr.startswith("error: ")
+
+
+def test_tables_without_pyarrow(tmp_path):
+    with mock.patch.dict(sys.modules, {"pyarrow.parquet": None, "pyarrow": None}):
+        with pytest.raises(TableError, match="pip install"):
+            open_table(tmp_path / "x.parquet", 10)
+        with pytest.raises(TableError, match="pip install"), new_table(tmp_path / "x.parquet", 1, ["a"]):
+            pass
