@@ -98,8 +98,8 @@ def _slice_without_division():
     def sliced(key, state, statistics, tree, num_features):
         scores = allocation.node_scores(state, statistics, tree, num_features)
 
-        def undivided(key_node, divided, _):
-            return draw_from(key_node, jnp.where(jnp.isfinite(divided), scores, -jnp.inf), tree)
+        def undivided(key_node, divided):
+            return draw_from(key_node, jnp.where(jnp.isfinite(divided), scores, -jnp.inf))
 
         with mock.patch.object(allocation, "_draw_from", undivided):
             return draw_sliced(key, state, statistics, tree, num_features)

@@ -308,3 +308,22 @@ def test_places_without_rows_change_nothing():
     started = initial_chain(jax.random.key(3), eqx.tree_at(lambda it: it.statistics, problem, padded))
     assert (np.asarray(started.state.node)[14:] == tree.num_nodes).all()
     assert float(started.sums.count.sum()) == 14
+
+
+@pytest.mark.parametrize("num_nodes", [1, 3, 31, 127])
+def test_nodes_are_drawn_by_the_inverse_cdf(num_nodes, monkeypatch):
+    """At any level, the ends included, and never at a node without weight."""
+    rng = np.random.default_rng(num_nodes)
+    scores = rng.normal(scale=20.0, size=(num_nodes, 400)).astype(np.float32)
+    scores[1:][rng.random((num_nodes - 1, 400)) < 0.4] = -np.inf
+    levels = rng.random(400).astype(np.float32)
+    levels[:50], levels[50:100] = 0.0, 1.0  # 1 is what a level just below it rounds to, times a sum
+    monkeypatch.setattr(jax.random, "uniform", lambda key, shape, dtype: jnp.asarray(levels))
+    found = np.asarray(allocation._draw_from(jax.random.key(0), jnp.asarray(scores)))
+    assert np.isfinite(scores[found, np.arange(400)]).all()
+    weight = np.exp(scores.astype(np.float64) - scores.max(axis=0))
+    cumulative = np.cumsum(weight, axis=0) / weight.sum(axis=0)
+    above = cumulative[found, np.arange(400)]
+    below = above - weight[found, np.arange(400)] / weight.sum(axis=0)
+    assert (below <= levels + 1e-5).all()
+    assert (levels <= above + 1e-5).all()

@@ -5,6 +5,8 @@ w ~ U(0, Pi_s); its new node k has probability proportional to ``1(Pi_s(k) > w) 
 (z, w) has the conditional of z as its marginal.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -27,7 +29,7 @@ def node_scores(state: State, statistics: Statistics, tree: Tree, num_features: 
 
 def draw(key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: Count) -> Int[Array, "n"]:
     """New memberships from their conditionals over all nodes."""
-    node = _draw_from(key, node_scores(state, statistics, tree, num_features), tree)
+    node = _draw_from(key, node_scores(state, statistics, tree, num_features))
     return jnp.where(statistics.is_row, node, tree.num_nodes)
 
 
@@ -42,7 +44,7 @@ def draw_sliced(
     log_slice = _log_slices(key_slice, log_scale_weights[scale[state.node]])
     at_node = jnp.where(tree.is_present, log_scale_weights[scale], 0.0)[:, None]
     # Not strictly above the slice: a logarithm near 0 may be lost in the sum, and a row's own scale is always open.
-    node = _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf), tree)
+    node = _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf))
     return jnp.where(statistics.is_row, node, tree.num_nodes)
 
 
@@ -51,14 +53,37 @@ def _log_slices(key: KeyArray, log_weight: Float[Array, "n"]) -> Float[Array, "n
     return log_weight + jnp.log(jax.random.uniform(key, log_weight.shape, log_weight.dtype))
 
 
-def _draw_from(key: KeyArray, scores: Float[Array, "K n"], tree: Tree) -> Int[Array, "n"]:
-    """Categorical draws, one uniform per row and the inverse CDF over the nodes."""
-    cumulative = jnp.cumsum(jnp.exp(scores - scores.max(axis=0)), axis=0)
-    level = jax.random.uniform(key, scores.shape[1:], scores.dtype) * cumulative[-1]
-    # The number of nodes at or below the level is the index of the first above it; an absent node adds nothing to the
-    # sum, so it is never the first above. The bound is for a level that rounds up to the total.
-    last = tree.num_nodes - 1 - jnp.argmax(tree.is_present[::-1])
-    return jnp.minimum(jnp.sum(cumulative <= level, axis=0), last).astype(jnp.int32)
+def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
+    """Categorical draws, one uniform per row and the inverse CDF over the nodes: first a block of nodes, then a node.
+
+    A running sum over all nodes at once would take several passes over (K, n) numbers, longer than the scores take.
+    """
+    num_nodes, num_rows = scores.shape
+    size = math.isqrt(num_nodes - 1) + 1
+    weights = jnp.exp(scores - scores.max(axis=0))
+    blocks = jnp.pad(weights, ((0, -num_nodes % size), (0, 0))).reshape(-1, size, num_rows)
+    sums = blocks.sum(axis=1)
+    start = jnp.zeros(num_rows, scores.dtype)
+    level = jax.random.uniform(key, (num_rows,), scores.dtype) * sum(sums, start=start)
+    block, before = _last_reached(sums, start, level)
+    inside = jnp.take_along_axis(blocks, block[None, None], axis=0)[0]
+    return block * size + _last_reached(inside, before, level)[0]
+
+
+def _last_reached(
+    weights: Float[Array, "M n"], start: Array, level: Array
+) -> tuple[Int[Array, "n"], Float[Array, "n"]]:
+    """The last place of positive weight before which the running sum is at most `level`, and that sum.
+
+    So rounding never leads to a place without weight, such as an absent node.
+    """
+    place, before, running = jnp.zeros(start.shape, jnp.int32), start, start
+    for number, weight in enumerate(weights):
+        is_reached = (running <= level) & (weight > 0.0)
+        place = jnp.where(is_reached, number, place)
+        before = jnp.where(is_reached, running, before)
+        running = running + weight
+    return place, before
 
 
 def log_conditional(state: State, statistics: Statistics, tree: Tree, num_features: Count) -> Float[Array, ""]:
