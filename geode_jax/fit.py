@@ -16,7 +16,8 @@ from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.checkpoint import Checkpoint, open_checkpoint
 from geode_jax.forest import Forest
 from geode_jax.gibbs.run import Interrupted, Samples, run_chains
-from geode_jax.grow import BAR_FORMAT, grow_forest
+from geode_jax.grow import BAR_FORMAT, grow_forest, resolve
+from geode_jax.memory import bytes_needed, warn_if_too_large
 from geode_jax.posterior import Posterior
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
@@ -81,6 +82,9 @@ def fit_forest(
     model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
     stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
 
+    num_rows, num_features = data.shape
+    resolved = resolve(stage_one, num_rows, num_features, int(np.isnan(data).any(axis=1).sum()))
+    warn_if_too_large(bytes_needed(resolved, stage_two, num_rows, num_features, real.itemsize))
     kept = open_checkpoint(checkpoint, key, [data], [stage_one, model_prior, stage_two, real.name])
     key_forest, key_sample = jax.random.split(key)
     with precision_of(real), progress_bar(progress) as bar:

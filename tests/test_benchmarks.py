@@ -9,6 +9,7 @@ from benchmarks import (
     dimension,
     frey_inpainting,
     frey_missing,
+    literal,
     missing_time,
     mixing,
     mnist,
@@ -17,9 +18,12 @@ from benchmarks import (
     scenarios,
     smoothness,
     stage_one,
+    sweep,
     swiss_roll,
     truncated_gamma,
 )
+from benchmarks.__main__ import experiments
+from benchmarks.__main__ import main as entry_point
 from benchmarks.common import find_data
 from geode_jax.build.partition import Partition
 
@@ -182,3 +186,26 @@ def test_proofs():
 
 def test_readme_shows_the_committed_results():
     assert readme.main(["--check"]) == 0
+
+
+def test_literal_sampler_agrees():
+    """The paper's sampler as printed, one row and node after the other, and ours with the same settings."""
+    for row in literal.main(["--quick"]):
+        assert abs(row["log_sigma_literal"] - row["log_sigma_ours"]) < 0.1, row
+        assert abs(row["share_literal"] - row["share_ours"]) < 0.25, row
+
+
+def test_sweep():
+    (row,) = sweep.main(["--quick"])
+    assert row["ratio"] > 0
+
+
+def test_entry_point(capsys):
+    entry_point(["list"])
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == experiments()
+    assert {"mnist", "frey_inpainting"} <= set(experiments())
+    with pytest.raises(SystemExit):
+        entry_point(["run", "guess"])
+    assert "invalid choice" in capsys.readouterr().err
+    entry_point(["run", "partition_calls", "--quick"])

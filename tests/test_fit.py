@@ -15,6 +15,7 @@ from conftest import DICTIONARY, SAMPLER
 from scipy import stats
 
 import geode_jax
+from geode_jax import memory
 from geode_jax.gibbs import chain as chain_module
 from geode_jax.gibbs import rank
 from geode_jax.grow import resolve
@@ -394,3 +395,19 @@ def test_two_features():
     assert posterior.dictionary.max_rank == 1
     assert posterior.dictionary_settings.shared_span is None
     assert geode_jax.log_density(posterior, x[800:]).mean() > -2.4  # one Gaussian: -3.4, a mixture by BIC: -2.2
+
+
+def test_memory_that_will_not_suffice(data, monkeypatch):
+    """Told before the fit, by the sizes of the arrays that a fit makes."""
+    from_shape = memory.bytes_needed(resolve(DICTIONARY, *data.shape), SAMPLER, *data.shape, 4)
+    key_forest, key_sample = jax.random.split(jax.random.key(0))
+    forest = geode_jax.learn_forest(key_forest, data, dictionary=DICTIONARY)
+    draws = geode_jax.sample_posterior(key_sample, forest, sampler=SAMPLER).draws
+    places = forest.statistics.residual.shape[-1]  # rows are padded
+    statistics = forest.statistics.squared.nbytes + forest.statistics.residual.nbytes
+    assert from_shape["statistics"] == statistics * len(data) // places
+    assert from_shape["dictionaries"] == 6 * (forest.dictionary.bases.nbytes + forest.dictionary.centres.nbytes)
+    assert from_shape["draws"] == draws.neg_log_u.nbytes + draws.tau.nbytes + draws.is_active.nbytes
+    monkeypatch.setattr(memory, "_physical_memory", lambda: 2**10)
+    with pytest.warns(RuntimeWarning, match="GiB .*fewer trees"):
+        geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)

@@ -15,6 +15,7 @@ LAYERS = {
     "_checks": 0.5,
     "settings": 1,
     "storage": 1.5,
+    "memory": 1.5,
     "checkpoint": 1.6,
     "math.truncated": 2,
     "math.lowrank": 2,
