@@ -384,9 +384,9 @@ def render_details() -> str:
         "# Benchmarks",
         "",
         "One script per question: `python -m benchmarks list` names them, and `python -m benchmarks run NAME"
-        " [--quick]` runs one, from the root of the checkout. `--quick` is a tiny size that the tests run. Results go to"
-        " `results/NAME.json` with versions, machine and settings; `python -m benchmarks.readme` writes the tables of"
-        " the README and this page. Frey faces are not ours to redistribute: name their folder with `--data` or"
+        " [--quick]` runs one, from the root of the checkout. `--quick` is a tiny size that the tests run. Results go"
+        " to `results/NAME.json` with versions, machine and settings; `python -m benchmarks.readme` writes the tables"
+        " of the README and this page. Frey faces are not ours to redistribute: name their folder with `--data` or"
         " `GEODE_JAX_DATA`.",
         "",
         *_frey(),
