@@ -3,29 +3,14 @@
 import dataclasses
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import equinox as eqx
 import numpy as np
 
 from geode_jax import settings as _settings
-
-# What reading a damaged or foreign file may raise; all of it reaches the user as one ValueError.
-_READ_ERRORS = (
-    ValueError,
-    KeyError,
-    TypeError,
-    EOFError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -43,8 +28,13 @@ def read_archive(path: str | os.PathLike[str], kind: str, version: int, writer: 
     `writer` names the method that writes such files. Raises ValueError where the file is another, of a later version
     than `version`, or damaged; OSError where it cannot be read.
     """
+    with open(path, "rb") as stream:
+        return _read(stream, path, kind, version, writer, rebuild)
+
+
+def _read(stream: IO[bytes], path: str | os.PathLike[str], kind: str, version: int, writer: str, rebuild: Any) -> Any:
     try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+        with np.load(stream, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
             arrays = {name: file[name] for name in file.files if name != "header"}
         if header.get("format") != kind:
@@ -52,7 +42,7 @@ def read_archive(path: str | os.PathLike[str], kind: str, version: int, writer: 
         if header["version"] > version:
             raise ValueError(f"version {header['version']} is newer than this package's {version}")
         return rebuild(header, arrays)
-    except _READ_ERRORS as error:
+    except Exception as error:  # a damaged file may fail anywhere in zipfile, zlib, NumPy, json and tokenize
         raise ValueError(f"path: expected a file written by {writer}, got {path!s}: {error}") from error
 
 

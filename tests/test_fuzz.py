@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -17,17 +17,19 @@ FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChe
 def saved(posterior, tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / "model.npz"
     posterior.save(path)
-    return path.read_bytes()
+    return path
 
 
 @FUZZ
+@example(length=1.0, changes=[(0.7, 0)])  # inside the header of an array: NumPy's tokenizer fails
 @given(
     length=st.just(1.0) | st.floats(0.0, 1.0),
     changes=st.lists(st.tuples(st.floats(0.0, 1.0, exclude_max=True), st.integers(0, 255)), max_size=8),
 )
 def test_damaged_files(saved, tmp_path, length, changes):
     """Cut, or with some bytes replaced: an error of ours, or a posterior (a byte may not matter)."""
-    content = bytearray(saved[: int(length * len(saved))])
+    whole = saved.read_bytes()
+    content = bytearray(whole[: int(length * len(whole))])
     for place, value in changes if content else []:
         content[int(place * len(content))] = value
     path = tmp_path / "damaged.npz"

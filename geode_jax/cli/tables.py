@@ -45,7 +45,9 @@ def open_table(path: Path, chunk: int) -> Table:
         return reader(path, chunk)
     except OSError as error:
         raise TableError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except TableError:
+        raise
+    except Exception as error:  # a damaged file may fail anywhere in zipfile, NumPy, csv and pyarrow
         raise TableError(f"{path}: {error}") from error
 
 
