@@ -114,7 +114,8 @@ def _missing_time() -> list[str]:
 def _digits() -> list[str]:
     digits = _load("digits_density")
     lines = [
-        f"**Digits** (D = 64, 1437 training and 360 test images, five splits), `{digits['command']}`:",
+        "**Digits** (D = 64, 1437 training and 360 test images, five splits; timed beside other work on the machine),"
+        f" `{digits['command']}`:",
         "",
         "| | held-out nats per image | coverage of 95% | seconds to fit |",
         "|---|---|---|---|",
@@ -326,8 +327,8 @@ def _literal() -> list[str]:
     settings = record["settings"]
     lines = [
         "**The paper's sampler as printed**, one row and node after the other in NumPy, against ours with the same"
-        f" settings (Frey faces, rank {settings['rank']}, depth {settings['depth']}; means over 200 sweeps there and 1000"
-        " here, in which a scale that holds hardly a row may be taken up for a while),"
+        f" settings (Frey faces, rank {settings['rank']}, depth {settings['depth']}; means over 200 sweeps there and"
+        " 1000 here, in which a scale that holds hardly a row may be taken up for a while),"
         f" `{record['command']}`: a sweep takes {1000 * settings['sweep_literal_seconds']:.0f} ms there and"
         f" {1000 * settings['sweep_ours_seconds']:.2f} ms here, **{settings['ratio']:.0f} times** less.",
         "",
