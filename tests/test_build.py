@@ -1,13 +1,19 @@
 """Stage one: the graph, the partition, the subspaces, the noise scales."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
+from joblib import cpu_count
 from scipy import linalg
+from threadpoolctl import threadpool_info
 
 from geode_jax.build import evidence, subspace
 from geode_jax.build.evidence import cross_fitted_log_likelihood
 from geode_jax.build.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
 from geode_jax.build.noise import learn_feature_scales
+from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition, default_depth, partition_rows
 from geode_jax.build.span import choose_span, learn_span, learn_subspaces_in_span
 from geode_jax.build.standardise import learn_frame, to_model
@@ -382,3 +388,28 @@ def test_span_of_few_rows(n):
     folds = assign_folds(n, 5, np.random.default_rng(0))
     span = choose_span(x, Partition(0, (np.arange(n),)), 5, folds, 0)
     assert span is None or span.bases.shape[2] <= 15
+
+
+def test_each_in_parallel():
+    """Results in order, on several threads; inner calls on the thread that asked; one BLAS thread, given back."""
+    outer = threadpool_info()
+
+    def inner(item):
+        return item, threading.get_ident()
+
+    def work(item):
+        time.sleep(0.01)
+        threads = {place["num_threads"] for place in threadpool_info() if place["user_api"] == "blas"}
+        nested = each(inner, range(3))
+        assert {thread for _, thread in nested} == {threading.get_ident()}
+        return item, threads, threading.get_ident()
+
+    found = each(work, range(20))
+    assert [item for item, _, _ in found] == list(range(20))
+    assert all(threads == {1} for _, threads, _ in found)
+    assert (len({thread for _, _, thread in found}) == 1) == (cpu_count() == 1)
+    assert threadpool_info() == outer
+    assert each(work, []) == []
+    with pytest.raises(ZeroDivisionError):
+        each(lambda item: 1 / item, [1, 0, 2])
+    assert threadpool_info() == outer
