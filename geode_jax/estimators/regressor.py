@@ -47,8 +47,8 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
     >>> model = GeodeRegressor(num_trees=1, num_warmup=50, num_samples=50, random_state=0).fit(X, y)
     >>> bool(model.score(X, y) > 0.95)
     True
-    >>> mean, std = model.predict([[0.5, np.nan, np.nan]], return_std=True)
-    >>> bool(abs(mean[0] - 0.5) < 0.2 and 0.05 < std[0] < 0.2)
+    >>> lower, upper = model.predict_interval([[0.5, np.nan, np.nan]], 0.9)
+    >>> bool(0.0 < lower[0] < 0.5 < upper[0] < 1.0)
     True
     """
 
