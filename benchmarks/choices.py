@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         cut = int(0.8 * len(data))
         x, partition, max_rank, folds = prepare(data[:cut])
         whole = learn_span(x, folds, 0)
-        first = span_rank(x, whole, folds)
+        first = span_rank(x, whole, folds, x.shape[1])
         score = cross_fitted_log_likelihood(x, partition, learn_subspaces(x, partition, max_rank, folds, 0), folds)
         base = held_out(data[:cut], data[cut:], None, options.quick)
         for rank in (first,) if options.quick else (first // 2, first, 2 * first, 4 * first):

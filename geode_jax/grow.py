@@ -16,6 +16,7 @@ from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, default_depth, partition_rows
+from geode_jax.build.row_space import is_worth, row_coordinates
 from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
 from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.build.subspace import Subspaces, assign_folds, each_fold, join_groups, learn_subspaces
@@ -105,12 +106,18 @@ class Completed(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """Trees and dictionaries of rows that are complete or have been filled."""
+    """Trees and dictionaries of rows that are complete or have been filled.
+
+    `subspaces` are those of the rows `x` divided by `scales`. Where there are few rows for their features, they and `x`
+    are in coordinates of the row space, and `whole` has the dictionaries of all rows in R^D.
+    """
 
     scales: np.ndarray
     settings: DictionarySettings
     partitions: list[Partition]
+    x: np.ndarray
     subspaces: list[Subspaces]
+    whole: list[Subspaces] | None
 
 
 def grow_forest(
@@ -145,10 +152,8 @@ def grow_in_frame(
     folds = None
     if settings.cross_fit is not None:
         folds = assign_folds(x.shape[0], settings.cross_fit.num_folds, rng)
-    dtype = x.dtype
     if not is_partial.any():
         learned = _learn(Completed(x, None), None, settings, folds, seeds, on_step)
-        x = (x / learned.scales).astype(dtype)
         rows = None
     else:
         assert settings.max_rank is not None
@@ -160,13 +165,9 @@ def grow_in_frame(
         learned = _learn(
             completed, is_observed, settings, folds, seeds, lambda share, text: on_step(0.5 + 0.5 * share, text)
         )
-        x = (completed.x / learned.scales).astype(dtype)
-        rows = _partial_rows(x, is_observed, learned, folds)
+        rows = _partial_rows(learned, is_observed, folds)
     on_step(1.0, "learned dictionaries")
-    pairs = [
-        _freeze_tree(x, ~is_partial, partition, subspaces, folds, num_places)
-        for partition, subspaces in zip(learned.partitions, learned.subspaces, strict=True)
-    ]
+    pairs = [_freeze_tree(learned, number, ~is_partial, folds, num_places) for number in range(len(learned.partitions))]
     dictionary, statistics = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
     return Forest(dictionary, statistics, rows, frame.shift, frame.scale * learned.scales, learned.settings)
 
@@ -184,14 +185,22 @@ def _learn(
         (completed.x / scales).astype(completed.x.dtype),
         completed.without and [(x / scales).astype(x.dtype) for x in completed.without],
     )
+    x = completed.x
+    has_coordinates = folds is not None and completed.without is None and is_worth(*x.shape)
+    if has_coordinates:
+        completed = Completed(row_coordinates(x), None)
     on_step(0.5, "shared span")
-    span = _find_span(completed.x, is_observed, settings, partitions[0], folds, seeds[0])
+    span = _find_span(completed.x, is_observed, settings, partitions[0], folds, seeds[0], x.shape[1])
     settings = _with_span(settings, span)
-    subspaces = []
+    subspaces: list[Subspaces] = []
+    whole: list[Subspaces] | None = [] if has_coordinates else None
+    whole_span = learn_span(x, None, seeds[0]).leading(span.bases.shape[2]) if span and has_coordinates else None
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         on_step(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
         subspaces.append(_learn_subspaces(completed, partition, settings, folds, seed, span))
-    return Learned(scales, settings, partitions, subspaces)
+        if whole is not None:
+            whole.append(_learn_subspaces(Completed(x, None), partition, settings, None, seed, whole_span))
+    return Learned(scales, settings, partitions, completed.x, subspaces, whole)
 
 
 def _learn_subspaces(
@@ -268,6 +277,7 @@ def _find_span(
     partition: Partition,
     folds: np.ndarray | None,
     seed: int,
+    num_features: int,
 ) -> Span | None:
     assert settings.max_rank is not None
     if settings.shared_span is None:
@@ -277,7 +287,8 @@ def _find_span(
         return span if span.bases.shape[2] > 0 else None  # too few rows for any direction
     if folds is None:
         return None
-    return choose_span(x, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0, is_observed)
+    parent_rows = settings.parent_rows or 0.0
+    return choose_span(x, partition, settings.max_rank, folds, seed, parent_rows, is_observed, num_features)
 
 
 def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySettings:
@@ -290,23 +301,24 @@ def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySet
 
 
 def _freeze_tree(
-    x: np.ndarray,
-    is_complete: np.ndarray,
-    partition: Partition,
-    subspaces: Subspaces,
-    folds: np.ndarray | None,
-    num_places: int | None,
+    learned: Learned, number: int, is_complete: np.ndarray, folds: np.ndarray | None, num_places: int | None
 ) -> tuple[Dictionary, Statistics]:
     """The dictionary of all rows, and the complete rows' statistics from those that left them out."""
+    partition, subspaces = learned.partitions[number], learned.subspaces[number]
     frozen = freeze(partition, subspaces, 0)
     centres, bases = without_folds(subspaces, folds)
-    x = x[is_complete] if not is_complete.all() else x
+    x = learned.x[is_complete] if not is_complete.all() else learned.x
     own = np.zeros(x.shape[0], dtype=int) if folds is None else folds[is_complete]
     rows = [jnp.asarray(np.flatnonzero(own == fold)) for fold in range(centres.shape[0])]
     statistics = cross_fitted_statistics(
         jnp.asarray(centres), jnp.asarray(bases), frozen, jnp.asarray(x), rows, num_places
     )
-    return frozen, statistics
+    if learned.whole is None:
+        return frozen, statistics
+    # directions that the folds did not find have no statistics
+    ranks = np.minimum(learned.whole[number].ranks, subspaces.ranks)
+    found = learned.whole[number].bases * (np.arange(bases.shape[3]) < ranks[:, None])[:, None, :]
+    return freeze(partition, learned.whole[number]._replace(bases=found, ranks=ranks), 0), statistics
 
 
 def _complete(
@@ -360,8 +372,9 @@ def _complete(
     return Completed(filled[0], filled[1:] or None)
 
 
-def _partial_rows(x: np.ndarray, is_observed: np.ndarray, learned: Learned, folds: np.ndarray | None) -> PartialRows:
+def _partial_rows(learned: Learned, is_observed: np.ndarray, folds: np.ndarray | None) -> PartialRows:
     """What the sampler needs of the rows with missing features, on every tree."""
+    x = learned.x
     rows = np.flatnonzero(~is_observed.all(axis=1))
     settings = learned.settings.missing_rows
     pairs = list(zip(learned.partitions, learned.subspaces, strict=True))

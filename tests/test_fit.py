@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 import zipfile
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -15,7 +16,8 @@ from conftest import DICTIONARY, SAMPLER
 from scipy import stats
 
 import geode_jax
-from geode_jax import memory
+from geode_jax import grow, memory
+from geode_jax.build import row_space
 from geode_jax.gibbs import chain as chain_module
 from geode_jax.gibbs import rank
 from geode_jax.grow import resolve
@@ -411,3 +413,29 @@ def test_memory_that_will_not_suffice(data, monkeypatch):
     monkeypatch.setattr(memory, "_physical_memory", lambda: 2**10)
     with pytest.warns(RuntimeWarning, match="GiB .*fewer trees"):
         geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)
+
+
+@pytest.mark.parametrize("span", [None, geode_jax.SharedSpan(3), geode_jax.SharedSpan()])
+def test_few_rows_in_many_features(span, monkeypatch):
+    """Stage one in coordinates of the row space finds what it finds in R^D, and hands on dictionaries of R^D."""
+    rng = np.random.default_rng(0)
+    x = 3.0 + rng.normal(size=(40, 4)) @ rng.normal(size=(4, 120)) + 0.1 * rng.normal(size=(40, 120))
+    settings = geode_jax.DictionarySettings(num_trees=2, max_rank=3, depth=1, shared_span=span)
+
+    def learn():
+        return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
+
+    used = mock.Mock(wraps=row_space.row_coordinates)
+    monkeypatch.setattr(grow, "row_coordinates", used)
+    found = learn()
+    assert used.call_count == 1
+    monkeypatch.setattr(grow, "is_worth", lambda *_: False)
+    expected = learn()
+    assert used.call_count == 1
+    assert found.dictionary_settings == expected.dictionary_settings
+    np.testing.assert_array_equal(found.dictionary.ranks, expected.dictionary.ranks)
+    np.testing.assert_allclose(found.statistics.residual, expected.statistics.residual, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(found.statistics.squared, expected.statistics.squared, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found.dictionary.centres, expected.dictionary.centres, atol=1e-10)
+    for ours, theirs in zip(*(np.asarray(it.dictionary.bases[0]) for it in (found, expected)), strict=True):
+        np.testing.assert_allclose(np.square(ours.T @ theirs).sum(), np.square(theirs).sum(), rtol=1e-8)

@@ -24,6 +24,7 @@ LAYERS = {
     "build.neighbours": 2,
     "build.partition": 2,
     "build.parallel": 2,
+    "build.row_space": 2,
     "build.subspace": 2.1,
     "build.fill": 2.2,
     "build.noise": 2.3,

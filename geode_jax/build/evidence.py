@@ -47,12 +47,17 @@ def cross_fitted_log_likelihood(
     subspaces: Subspaces,
     folds: np.ndarray,
     is_observed: np.ndarray | None = None,
+    num_features: int | None = None,
 ) -> np.ndarray:
-    """Log density of (a sample of) the rows under a mixture fitted to their cross-fitted statistics, (rows,)."""
+    """Log density of (a sample of) the rows under a mixture fitted to their cross-fitted statistics, (rows,).
+
+    `num_features`: D, where x holds coordinates of rows in fewer dimensions.
+    """
     rows = sample_of(x.shape[0])
-    mixture, statistics = _fit(x, partition, subspaces, folds, is_observed)
-    count = np.full(rows.size, x.shape[1]) if is_observed is None else is_observed[rows].sum(axis=1)
-    return special.logsumexp(mixture.log_densities(*statistics, count, x.shape[1]), axis=0)
+    num_features = num_features or x.shape[1]
+    mixture, statistics = _fit(x, partition, subspaces, folds, is_observed, num_features)
+    count = np.full(rows.size, num_features) if is_observed is None else is_observed[rows].sum(axis=1)
+    return special.logsumexp(mixture.log_densities(*statistics, count, num_features), axis=0)
 
 
 def sample_of(num_rows: int) -> np.ndarray:
@@ -64,11 +69,16 @@ def fit_quick_mixture(
     x: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
 ) -> QuickMixture:
     """The mixture alone; without `folds`, fitted to in-sample statistics."""
-    return _fit(x, partition, subspaces, folds, is_observed)[0]
+    return _fit(x, partition, subspaces, folds, is_observed, x.shape[1])[0]
 
 
 def _fit(
-    x: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
+    x: np.ndarray,
+    partition: Partition,
+    subspaces: Subspaces,
+    folds: np.ndarray | None,
+    is_observed: np.ndarray | None,
+    num_features: int,
 ) -> tuple[QuickMixture, tuple[np.ndarray, np.ndarray]]:
     rows = sample_of(x.shape[0])
     nodes = np.flatnonzero(partition.is_present)
@@ -81,7 +91,6 @@ def _fit(
     for index, node in enumerate(nodes):
         member[index, partition.cells[node]] = True
     share = member[:, rows] / member[:, rows].sum(axis=0)
-    num_features = x.shape[1]
     num_observed = np.full(rows.size, num_features) if seen is None else seen.sum(axis=1)
     freedom_per_feature = 1.0 - ranks / num_features
     for _ in range(NUM_STEPS):

@@ -36,16 +36,17 @@ def learn_span(x: np.ndarray, folds: np.ndarray | None, seed: int, left_out: Lef
     return Span(found.centres[:, 0], found.bases[:, 0, :, : found.ranks[0]])
 
 
-def span_rank(x: np.ndarray, span: Span, folds: np.ndarray) -> int:
+def span_rank(x: np.ndarray, span: Span, folds: np.ndarray, num_features: int) -> int:
     """Rank at which probabilistic PCA, fitted without each fold, describes that fold best; at least 1."""
-    num_features = x.shape[1]
     ranks = np.arange(1, min(span.bases.shape[2], num_features - 1) + 1)
     cost = np.zeros(ranks.size)
     for fold in range(span.centres.shape[0] - 1):
         is_out = folds == fold
         inside, total_inside = _mean_squares(x[~is_out] - span.centres[1 + fold], span.bases[1 + fold])
         outside, total_outside = _mean_squares(x[is_out] - span.centres[1 + fold], span.bases[1 + fold])
-        noise = np.maximum(total_inside - np.cumsum(inside)[ranks - 1], np.finfo(x.dtype).tiny) / (num_features - ranks)
+        # few rows lie wholly in as many directions: what is left of them there is rounding
+        rounding = max(np.finfo(x.dtype).eps * total_inside, np.finfo(x.dtype).tiny)
+        noise = np.maximum(total_inside - np.cumsum(inside)[ranks - 1], rounding) / (num_features - ranks)
         left = np.maximum(total_outside - np.cumsum(outside)[ranks - 1], 0.0)
         for index, rank in enumerate(ranks):
             variance = np.maximum(inside[:rank], noise[index])
@@ -108,23 +109,26 @@ def choose_span(
     seed: int,
     parent_rows: float = 0.0,
     is_observed: np.ndarray | None = None,
+    num_features: int | None = None,
 ) -> Span | None:
     """The span with which one tree's dictionary describes held-out rows best; None where that is no span at all.
 
     Candidates are the rank of the whole data as one Gaussian and its doubles, up to half of the features. A span is
     taken only where it gains two standard errors: where cells bend away from the common directions it loses much
     (Frey faces), where they do not it gains (`python -m benchmarks.choices` and `benchmarks.swiss_roll`).
+    `num_features`: D, where x holds coordinates of rows in fewer dimensions.
     """
+    num_features = num_features or x.shape[1]
     whole = learn_span(x, folds, seed)
-    if min(whole.bases.shape[2], x.shape[1] - 1) < 1:
+    if min(whole.bases.shape[2], num_features - 1) < 1:
         return None
-    rank, best, best_gain = span_rank(x, whole, folds), None, 0.0
+    rank, best, best_gain = span_rank(x, whole, folds, num_features), None, 0.0
     own = learn_subspaces(x, partition, max_rank, folds, seed, parent_rows)
-    without = cross_fitted_log_likelihood(x, partition, own, folds, is_observed)
-    while rank < whole.bases.shape[2] and 2 * rank <= x.shape[1]:
+    without = cross_fitted_log_likelihood(x, partition, own, folds, is_observed, num_features)
+    while rank < whole.bases.shape[2] and 2 * rank <= num_features:
         span = whole.leading(rank)
         found = learn_subspaces_in_span(x, span, partition, max_rank, folds, seed, parent_rows)
-        gain = cross_fitted_log_likelihood(x, partition, found, folds, is_observed) - without
+        gain = cross_fitted_log_likelihood(x, partition, found, folds, is_observed, num_features) - without
         if gain.mean() > max(best_gain, 2.0 * gain.std() / np.sqrt(gain.size)):
             best, best_gain = span, gain.mean()
         rank *= 2
