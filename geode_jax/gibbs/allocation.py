@@ -61,7 +61,8 @@ def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
     num_nodes, num_rows = scores.shape
     size = math.isqrt(num_nodes - 1) + 1
     weights = jnp.exp(scores - scores.max(axis=0))
-    blocks = jnp.pad(weights, ((0, -num_nodes % size), (0, 0))).reshape(-1, size, num_rows)
+    num_blocks = -(-num_nodes // size)
+    blocks = jnp.pad(weights, ((0, num_blocks * size - num_nodes), (0, 0))).reshape(num_blocks, size, num_rows)
     sums = blocks.sum(axis=1)
     start = jnp.zeros(num_rows, scores.dtype)
     level = jax.random.uniform(key, (num_rows,), scores.dtype) * sum(sums, start=start)
