@@ -1,8 +1,7 @@
 """The same work on many small matrices, on all cores.
 
 A BLAS that splits a small product over its threads loses more time to their meeting than it gains, and NumPy's and
-SciPy's own pools wait for each other besides: stage one of the Frey faces took 106 s on two cores that way, and 18 s
-with one thread. So every core takes an item of its own, and BLAS one thread.
+SciPy's own pools wait for each other besides. So every core takes an item of its own, and BLAS one thread.
 """
 
 import functools

@@ -164,22 +164,24 @@ def _chunks(
             bar.update(rows.shape[0])
 
 
-def _add_stream(command: Any) -> None:
+def _add_stream(command: Any, data: str, output: str) -> None:
+    """A model, a table to read and a table to write, told in words, a chunk of rows after the other."""
+    command.add_argument("model", type=Path, help="a model saved by fit")
+    command.add_argument("data", type=Path, help=data)
+    command.add_argument("output", type=Path, help=output)
     command.add_argument("--chunk", type=_positive, default=1000, metavar="ROWS", help="rows at a time (default: 1000)")
     command.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def _add_score(commands: Any) -> None:
     command = _command(commands, "score", _score, "log density of every row, in nats, under a saved model")
-    command.add_argument("model", type=Path, help="a model saved by fit")
-    command.add_argument("data", type=Path, help="table of rows; of a row with missing values the others count")
-    command.add_argument("output", type=Path, help="table to write, with the column log_density")
+    data = "table of rows; of a row with missing values the others count"
+    _add_stream(command, data, "table to write, with the column log_density")
     command.add_argument(
         "--novelty",
         action="store_true",
         help="also a column novelty: the share of held-out training rows that are as unlikely (no missing values)",
     )
-    _add_stream(command)
 
 
 def _score(options: argparse.Namespace) -> None:
@@ -196,16 +198,13 @@ def _score(options: argparse.Namespace) -> None:
 
 def _add_impute(commands: Any) -> None:
     command = _command(commands, "impute", _impute, "fill missing values by their conditional means")
-    command.add_argument("model", type=Path, help="a model saved by fit")
-    command.add_argument("data", type=Path, help="table with missing values")
-    command.add_argument("output", type=Path, help="table to write, with the same columns")
+    _add_stream(command, "table with missing values", "table to write, with the same columns")
     command.add_argument(
         "--interval",
         type=_share,
         metavar="P",
         help="also columns NAME_lower and NAME_upper: central intervals of this probability; observed values are both",
     )
-    _add_stream(command)
 
 
 def _impute(options: argparse.Namespace) -> None:
