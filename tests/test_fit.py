@@ -427,8 +427,11 @@ def test_few_rows_in_many_features(span, monkeypatch):
 
     used = mock.Mock(wraps=row_space.row_coordinates)
     monkeypatch.setattr(grow, "row_coordinates", used)
+    chosen = mock.Mock(wraps=grow.choose_span)
+    monkeypatch.setattr(grow, "choose_span", chosen)
     found = learn()
     assert used.call_count == 1
+    assert all(call.args[-1] == 120 for call in chosen.call_args_list)  # the noise lives in R^D
     monkeypatch.setattr(grow, "is_worth", lambda *_: False)
     expected = learn()
     assert used.call_count == 1
