@@ -20,8 +20,9 @@ class ClassPosterior(eqx.Module):
 
     Made by :func:`geode_jax.fit_classes`. Rows are ``x = (y - shift) / scale``, with `shift` and `scale` of shape (D,)
     common to all. `members` (G) are densities of x, or, with a `reduction`, of its r coordinates, what is outside being
-    noise common to all. `log_prior` (G,): log class probabilities. `power`: what class log densities are multiplied by
-    for calibrated probabilities.
+    noise common to all. `log_prior` (G,): log class probabilities. `power`: what class log densities of complete rows
+    are multiplied by for calibrated probabilities; those of a row with a share f of its features observed, by
+    ``min(1, power f^power_exponent)``.
     """
 
     members: tuple[Posterior, ...]
@@ -30,6 +31,7 @@ class ClassPosterior(eqx.Module):
     scale: np.ndarray
     log_prior: np.ndarray
     power: float = eqx.field(static=True)
+    power_exponent: float = eqx.field(static=True)
 
     @property
     def num_classes(self) -> int:
@@ -56,6 +58,10 @@ class ClassPosterior(eqx.Module):
         jacobian = np.full(x.shape[0], -np.log(self.scale).sum())
         return jacobian if self.reduction is None else jacobian + self.reduction.log_density_outside(x)
 
+    def power_at(self, share: np.ndarray) -> np.ndarray:
+        """What log densities of rows with this share of their features observed are multiplied by."""
+        return np.minimum(1.0, self.power * share**self.power_exponent)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one ``.npz`` file, without pickle; the file appears whole or not at all."""
         write_archive(path, *self.to_archive())
@@ -75,7 +81,8 @@ class ClassPosterior(eqx.Module):
             header, parts = member.to_archive()
             headers.append(header)
             arrays |= {f"{number}.{name}": part for name, part in parts.items()}
-        return {"format": _FORMAT, "version": _FORMAT_VERSION, "power": self.power, "members": headers}, arrays
+        own = {"power": self.power, "power_exponent": self.power_exponent, "members": headers}
+        return {"format": _FORMAT, "version": _FORMAT_VERSION, **own}, arrays
 
     @staticmethod
     def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "ClassPosterior":
@@ -85,9 +92,9 @@ class ClassPosterior(eqx.Module):
         )
         parts = within(arrays, "reduction")
         reduction = Reduction(**parts) if parts else None
-        found = ClassPosterior(
-            members, reduction, arrays["shift"], arrays["scale"], arrays["log_prior"], float(header["power"])
-        )
+        # the first files had one power for all rows
+        powers = float(header["power"]), float(header.get("power_exponent", 0.0))
+        found = ClassPosterior(members, reduction, arrays["shift"], arrays["scale"], arrays["log_prior"], *powers)
         own_features = {member.num_features for member in members}
         expected = found.num_features if reduction is None else reduction.basis.shape[1]
         has_shapes = found.scale.shape == found.shift.shape and found.log_prior.shape == (len(members),)

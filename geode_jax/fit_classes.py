@@ -33,6 +33,8 @@ from geode_jax.statistics import padded_size
 SPAN_RANK = 50
 # Training rows that the probabilities are calibrated on.
 CALIBRATION_ROWS = 5000
+# The same for rows of which only a part is observed, each of which costs as much as many complete ones.
+PARTIAL_CALIBRATION_ROWS = 1000
 # Statistics of the classes that are sampled together: enough to fill any device's cores.
 BATCH_BYTES = 2**30
 # Classes that are sampled together have at most this ratio of sizes, for they are padded to one.
@@ -100,13 +102,13 @@ def fit_classes(
         settings = _settings_of_classes(x, rows_of, settings)
         task = _Task(x, rows_of, settings, model_prior, stage_two, kept)
         members, held_out = _fit_members(key, task, calibrate, on_step)
-        found = ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, 1.0)
+        found = ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, 1.0, 0.0)
         if not calibrate:
             return found
         on_step(0.95, "calibrating")
-        power = _calibrated_power(found, data, index, held_out)
+        powers = _calibrated_powers(found, data, index, held_out)
         on_step(1.0, "fitted classes")
-        return ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, power)
+        return ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, *powers)
 
 
 def _check_labels(labels: ArrayLike, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -246,13 +248,15 @@ def _sample_together(
     return [jax.tree.map(lambda leaf, start=start: leaf[start : start + num_trees], samples) for start in starts]
 
 
-def _calibrated_power(
+def _calibrated_powers(
     posterior: ClassPosterior, data: np.ndarray, index: np.ndarray, held_out: list[np.ndarray]
-) -> float:
-    """The power of the class densities under which training rows have their own class with the highest probability.
+) -> tuple[float, float]:
+    """`power` and `power_exponent` under which training rows have their own class with the highest probability.
 
-    A row's density under its own class is that of the class without it. Complete rows only, the same share of every
-    class; with fewer than two per class the densities are left as they are.
+    Errors of neighbouring features hang together, so that a density of many is too sure of itself, and the less so the
+    fewer are observed: the exponent is learned from rows that lose features at random. A row's density under its own
+    class is that of the class without it. Complete rows only, the same share of every class; with fewer than two per
+    class the densities are left as they are.
     """
     is_complete = ~np.isnan(data).any(axis=1)
     log_own = np.full(data.shape[0], np.nan)
@@ -261,19 +265,42 @@ def _calibrated_power(
     # every so manieth row of each class
     order = np.argsort(index[is_complete], kind="stable")
     chosen = np.flatnonzero(is_complete)[order]
-    step = max(1, -(-chosen.size // CALIBRATION_ROWS))
-    chosen = chosen[::step]
+    chosen = chosen[:: max(1, -(-chosen.size // CALIBRATION_ROWS))]
     if chosen.size < 2 * posterior.num_classes or posterior.num_classes < 2:
-        return 1.0
-    by_draw = class_log_densities(posterior, data[chosen])
-    log_density = special.logsumexp(by_draw, axis=2) - np.log(by_draw.shape[2])
-    own = (np.arange(chosen.size), index[chosen])
+        return 1.0, 0.0
+    log_density, own = _class_log_density(posterior, data[chosen]), index[chosen]
     x = to_model(data[chosen], posterior.frame, posterior.dtype)
-    log_density[own] = log_own[chosen] + posterior.log_density_outside(x)
+    optimism = log_density[np.arange(own.size), own] - log_own[chosen] - posterior.log_density_outside(x)
 
-    def loss(log_power: float) -> float:
-        scores = posterior.log_prior + np.exp(log_power) * log_density
-        return float(-special.log_softmax(scores, axis=1)[own].mean())
+    def best(
+        log_density: np.ndarray, own: np.ndarray, power: Callable[[float], Any], bounds: tuple[float, float]
+    ) -> Any:
+        def loss(value: float) -> float:
+            scores = posterior.log_prior + power(value) * log_density
+            return float(-special.log_softmax(scores, axis=1)[np.arange(own.size), own].mean())
 
+        return optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x
+
+    log_density[np.arange(own.size), own] -= optimism
     # not above 1: that the densities separate the training rows is no reason to be surer than they are
-    return float(np.exp(optimize.minimize_scalar(loss, bounds=(np.log(1e-3), 0.0), method="bounded").x))
+    power = float(np.exp(best(log_density, own, np.exp, (np.log(1e-3), 0.0))))
+    if posterior.num_features < 2:
+        return power, 0.0
+
+    few = slice(None, None, max(1, -(-chosen.size // PARTIAL_CALIBRATION_ROWS)))
+    rng = np.random.default_rng(0)
+    rows, own = data[chosen[few]], own[few]
+    kept = rng.random(rows.shape) < rng.uniform(0.2, 0.8, (own.size, 1))
+    kept[np.arange(own.size), rng.integers(rows.shape[1], size=own.size)] = True
+    share = kept.mean(axis=1, keepdims=True)
+    log_density = _class_log_density(posterior, np.where(kept, rows, np.nan))
+    # what a row has from its own class knowing it adds up over features
+    log_density[np.arange(own.size), own] -= optimism[few] * share[:, 0]
+    exponent = best(log_density, own, lambda value: np.minimum(1.0, power * share**value), (-2.0, 1.0))
+    return power, float(exponent)
+
+
+def _class_log_density(posterior: ClassPosterior, rows: np.ndarray) -> np.ndarray:
+    """Log posterior predictive density of rows under every class, (n, G)."""
+    by_draw = class_log_densities(posterior, rows)
+    return special.logsumexp(by_draw, axis=2) - np.log(by_draw.shape[2])

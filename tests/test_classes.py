@@ -151,6 +151,24 @@ def test_calibration_tempers_densities_that_are_too_sure(train):
     assert spread[1] < 0.5 * spread[0]
 
 
+def test_few_observed_features_are_trusted_more_each():
+    """Errors that repeat in five features each are one error where one of the five is observed."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(400) % 2
+    errors = rng.normal(size=(400, 8)) + 0.5 * labels[:, None]
+    rows = np.repeat(errors, 5, axis=1) + 0.1 * rng.normal(size=(400, 40))
+    options = {"dictionary": DictionarySettings(num_trees=1, max_rank=1, depth=0, shared_span=None), "sampler": SAMPLER}
+    found = geode_jax.fit_classes(jax.random.key(0), rows[:200], labels[:200], **options)
+    assert found.power < 0.5
+    assert found.power_exponent < -0.3
+    np.testing.assert_allclose(found.power_at(np.array([1.0, 1e-9])), [found.power, 1.0])
+    hidden = np.where(rng.random((200, 40)) < 0.2, rows[200:], np.nan)
+    same = dataclasses.replace(found, power_exponent=0.0)
+    own = np.arange(200), labels[200:]
+    loss = [-geode_jax.class_log_probabilities(one, hidden)[own].mean() for one in (found, same)]
+    assert loss[0] < loss[1] - 0.01
+
+
 @pytest.mark.slow
 def test_given_class_probabilities(train, test):
     settings = dataclasses.replace(SETTINGS, num_trees=1)

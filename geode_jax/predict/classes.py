@@ -76,7 +76,8 @@ def class_log_probabilities(
         with np.errstate(divide="ignore"):
             return np.log(shares)
     log_density = special.logsumexp(by_draw, axis=2) - np.log(by_draw.shape[2])
-    return special.log_softmax(posterior.log_prior + posterior.power * log_density, axis=1)
+    share = (~np.isnan(check_data(X, "X", allow_nan=True))).mean(axis=1, keepdims=True)
+    return special.log_softmax(posterior.log_prior + posterior.power_at(share) * log_density, axis=1)
 
 
 def _complete(posterior: ClassPosterior, x: np.ndarray, num_draws: int) -> np.ndarray:
