@@ -14,6 +14,7 @@ class Oracle(NamedTuple):
     covariance: np.ndarray
     tree: np.ndarray
     node: np.ndarray
+    cap: np.ndarray  # what variances are multiplied by where a scale without rows counts with no more than the data's
 
     def log_joint(self, x, seen):
         """log weight + log N(x_seen) of every component, (n, M)."""
@@ -44,8 +45,12 @@ class Oracle(NamedTuple):
         return weight, np.array(means), np.array(variances)
 
     def pooled(self, row, seen, scale):
-        """`conditional` with the trees' average drawn together about its mean, in units where `scale` (D,) is one."""
-        weight, mean, variance = self.conditional(row, seen)
+        """`conditional` with the trees' average drawn together about its mean, in units where `scale` (D,) is one.
+
+        Variances as draws have them, and, last, as quantiles have them.
+        """
+        weight, mean, drawn = self.conditional(row, seen)
+        variance = drawn * self.cap[:, None]
         trees = np.unique(self.tree)
         own = [weight * (self.tree == tree) * trees.size for tree in trees]
         centre = np.stack([share @ mean for share in own])
@@ -56,7 +61,7 @@ class Oracle(NamedTuple):
         error = within if trees.size == 1 else max(within - between, between / (trees.size - 1))
         factor = np.sqrt(error / (within + between))
         average = centre.mean(axis=0)
-        return weight, average + factor * (mean - average), factor**2 * variance
+        return weight, average + factor * (mean - average), factor**2 * drawn, factor**2 * variance
 
 
 def make_oracle(posterior, num_draws=None):
@@ -68,6 +73,7 @@ def make_oracle(posterior, num_draws=None):
     for f in range(trees):
         for t in range(length):
             log_weights = np.asarray(draws.log_weights[f, t], np.float64)
+            held = np.bincount(scale, np.asarray(draws.count[f, t]))
             for k in np.flatnonzero(np.isfinite(log_weights)):
                 basis = np.asarray(dictionary.bases[f, k], np.float64)
                 sigma2 = np.exp(float(draws.log_sigma2[f, t, scale[k]]))
@@ -81,6 +87,7 @@ def make_oracle(posterior, num_draws=None):
                         posterior.scale[:, None] * covariance * posterior.scale,
                         f,
                         k,
+                        1.0 if held[scale[k]] else min(1.0, 1.0 / sigma2),
                     )
                 )
     return Oracle(*(np.array(part) for part in zip(*parts, strict=True)))

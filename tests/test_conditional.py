@@ -74,6 +74,25 @@ def test_draws_have_the_density_of_log_prob(posterior, rows):
     assert at_draws.mean() == pytest.approx(expected, abs=5 * at_draws.std() / np.sqrt(640))
 
 
+def test_scales_without_rows_do_not_make_the_spread(posterior, data):
+    """Their noise variance is a draw from a prior without a mean: one of them would be the standard deviation."""
+    posterior = _one_tree(posterior)
+    hidden = np.where(np.arange(6) == 0, data[:5], np.nan)
+    where = posterior.dictionary.tree.depth == np.asarray(posterior.dictionary.tree.scale)
+    count = np.where(where, 0, posterior.draws.count)
+
+    def with_noise(variance, count):
+        noise = np.array(posterior.draws.log_sigma2)
+        noise[..., -1] = np.log(variance)
+        changed = eqx.tree_at(lambda it: (it.draws.count, it.draws.log_sigma2), posterior, (count, noise))
+        return geode_jax.condition(changed, hidden, **OPTIONS).std()[:, 1:]
+
+    wild = with_noise(1e6, count)
+    assert (wild < 20.0).all()  # of data with a standard deviation of about 10
+    assert (with_noise(1e6, posterior.draws.count) > 50.0).all()
+    np.testing.assert_array_equal(with_noise(0.5, count), with_noise(0.5, posterior.draws.count))
+
+
 def test_a_marginal_is_that_of_the_joint(posterior, rows):
     """One tree: means and quantiles are the same features of the whole conditional's, draws have its moments."""
     posterior = _one_tree(posterior)

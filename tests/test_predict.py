@@ -130,7 +130,7 @@ def test_intervals(posterior, rows, trees):
     mean = geode_jax.impute_mean(posterior, _hide(rows, SEEN), num_draws=200, num_candidates=EVERY)
     np.testing.assert_allclose(found.filled, mean, rtol=1e-5)
     for i, row in enumerate(rows):
-        weight, mean, variance = dense.pooled(row, SEEN, posterior.scale)
+        weight, mean, _, variance = dense.pooled(row, SEEN, posterior.scale)
         group = np.unique(np.stack([dense.tree, dense.node]), axis=1, return_inverse=True)[1].ravel()
         merged_weight = np.bincount(group, weight)
         share = (weight / merged_weight[group])[:, None]
@@ -172,7 +172,7 @@ def test_conditional_draws(posterior, dense, rows):
     assert draws.shape == (3000, 2, 6)
     p_values, products = [], []
     for i in range(2):
-        weight, mean, variance = dense.pooled(rows[i], SEEN, posterior.scale)
+        weight, mean, variance, _ = dense.pooled(rows[i], SEEN, posterior.scale)
         for j, column in enumerate(np.flatnonzero(~SEEN)):
 
             def cdf(v, j=j, weight=weight, mean=mean, variance=variance):
@@ -194,7 +194,7 @@ def test_draws_of_trees_that_disagree_are_drawn_together(posterior, rows):
     draws = geode_jax.impute_draws(jax.random.key(5), posterior, hidden, 3000, num_draws=200, num_candidates=EVERY)
     spread = []
     for weight, mean, variance in (
-        dense.pooled(rows[0], SEEN, posterior.scale),
+        dense.pooled(rows[0], SEEN, posterior.scale)[:3],
         dense.conditional(rows[0], SEEN),
     ):
         spread.append(np.sqrt(weight @ (variance + np.square(mean - weight @ mean))))

@@ -34,6 +34,9 @@ class Conditional:
     without missing features is a point. All results are in the data's units, with observed values where they are.
     :meth:`marginal` leaves only some of the features in the results, which then cost what these do.
 
+    The noise of a scale that holds no row in a draw is known from its prior alone, under which its variance has no
+    mean: standard deviations and quantiles, but not draws and densities, put it at no more than the data's variance.
+
     Rows are worked on in blocks of at most 64 within 256 MiB of device memory (one row may need more), so that memory
     does not grow with the number of rows beyond the results.
     """

@@ -83,10 +83,21 @@ def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates
     return lax.map(of_draw, draws)
 
 
+def _with_mean_noise(dictionary: Dictionary, draws: Draw) -> Draw:
+    """Draws whose noise variance is at most 1, the data's own, at scales that hold no row.
+
+    There it is drawn from its prior alone, which has no mean: however little weight such a scale has, it would make up
+    all of a standard deviation.
+    """
+    has_rows = jax.vmap(dictionary.tree.sum_over_scales)(draws.count.astype(draws.log_sigma2.dtype)) > 0.0
+    capped = jnp.where(has_rows, draws.log_sigma2, jnp.minimum(draws.log_sigma2, 0.0))
+    return eqx.tree_at(lambda it: it.log_sigma2, draws, capped)
+
+
 def merged_mixture(
     dictionary: Dictionary, draws: Draw, candidates: Candidates, scores: Float[Array, "T b M"]
 ) -> Mixture:
-    """Merge the draws within each candidate node."""
+    """Merge the draws within each candidate node; scales without rows count with a noise that has a mean."""
     log_total = jax.nn.logsumexp(scores, axis=(0, 2), keepdims=True)
     weights = jnp.exp(scores - log_total)
 
@@ -111,7 +122,7 @@ def merged_mixture(
     rank = dictionary.max_rank
     dtype = scores.dtype
     empty = tuple(jnp.zeros((rows, nodes, *tail), dtype) for tail in ((), (rank,), (rank, rank), ()))
-    (weight, first, second, noise), _ = lax.scan(add, empty, (draws, weights))
+    (weight, first, second, noise), _ = lax.scan(add, empty, (_with_mean_noise(dictionary, draws), weights))
     share = 1.0 / jnp.maximum(weight, jnp.finfo(dtype).tiny)
     mean = first * share[..., None]
     covariance = second * share[..., None, None] - mean[..., :, None] * mean[..., None, :]
