@@ -122,7 +122,8 @@ def reduce_rows(
         at = np.argwhere((folds[:, None] == fold) & (candidates == node))
         for index in _chunks(np.arange(at.shape[0])):
             row, slot = at[index].T
-            shown = _observe(jnp.asarray(x[row]), jnp.asarray(is_observed[row], x.dtype), centre, basis)
+            seen, own_gram = jnp.asarray(is_observed[row], x.dtype), jnp.asarray(gram[position[row, slot]])
+            shown = _observe(jnp.asarray(x[row]), seen, centre, basis, own_gram)
             residual[row, slot] = np.asarray(shown.residual)
             for store, leaf in zip(vectors, (shown.cross, shown.start, shown.remainder), strict=True):
                 store[row, slot] = np.asarray(leaf)

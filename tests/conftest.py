@@ -18,6 +18,15 @@ install_import_hook(
 
 from geode_jax import DictionarySettings, SamplerSettings, fit  # noqa: E402  (after the hook)
 
+
+def pytest_configure(config):
+    """Compile the default run without LLVM's costly passes: its programs are used a few times each.
+
+    The longer proofs (-m slow), the demo and the benchmarks run what users run.
+    """
+    jax.config.update("jax_disable_most_optimizations", config.option.markexpr == "not slow")
+
+
 _cache = Path(os.environ.get("GEODE_JAX_TEST_CACHE", Path(__file__).parent.parent / ".jax_cache"))
 jax.config.update("jax_compilation_cache_dir", str(_cache))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -22,6 +22,10 @@ class NormalMixture(NamedTuple):
         """Log density of complete rows, (n,)."""
         return special.logsumexp(self._scores(x, self.means, self.covariances), axis=1)
 
+    def responsibilities(self, x: np.ndarray) -> np.ndarray:
+        """Probability of every component given complete rows, (n, M)."""
+        return special.softmax(self._scores(x, self.means, self.covariances), axis=1)
+
     def _scores(self, x: np.ndarray, means: np.ndarray, covariances: np.ndarray) -> np.ndarray:
         scores = np.empty((x.shape[0], self.weights.size))
         for m, (mean, covariance) in enumerate(zip(means, covariances, strict=True)):

@@ -54,13 +54,14 @@ def observe(
     is_observed: Float[Array, "#b D"],
     centre: Float[Array, "D"],
     basis: Float[Array, "D d"],
+    gram: Float[Array, "#b d d"] | None = None,
 ) -> Observed:
-    """Reduce partial rows to d-sized statistics at one component.
+    """Reduce partial rows to d-sized statistics at one component; `gram` is taken where it is known.
 
     `is_observed` holds ones and zeros, one row of them where all rows miss the same features: their products of the
     basis are then taken once. `x` is finite, with anything at missing entries.
     """
-    gram = masked_gram(is_observed, basis)
+    gram = masked_gram(is_observed, basis) if gram is None else gram
     factor = _ridged_factor(gram)
     gram, factor = (jnp.broadcast_to(part, (x.shape[0], *part.shape[1:])) for part in (gram, factor))
     centred = is_observed * (x - centre)
@@ -79,8 +80,12 @@ def observe(
 
 def masked_gram(mask: Float[Array, "b D"], basis: Float[Array, "D d"]) -> Float[Array, "b d d"]:
     """Inner products of the basis' columns over the features of each mask."""
-    rank = basis.shape[1]
-    products = (basis[:, :, None] * basis[:, None, :]).reshape(basis.shape[0], -1)
+    num_features, rank = basis.shape
+    if mask.shape[0] <= rank:
+        # masked copies of the basis are fewer than products of its columns
+        masked = (mask[:, None, :] * basis.T).reshape(-1, num_features)
+        return jnp.matmul(masked, basis, precision=HIGHEST).reshape(-1, rank, rank)
+    products = (basis[:, :, None] * basis[:, None, :]).reshape(num_features, -1)
     return jnp.matmul(mask, products, precision=HIGHEST).reshape(-1, rank, rank)
 
 

@@ -1,0 +1,158 @@
+"""What people would use instead: densities and imputers from scikit-learn where it has them, tuned on training rows.
+
+Every density is a :class:`NormalMixture`, which also has the conditionals that scikit-learn's own do not.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from scipy import linalg
+from sklearn.cluster import KMeans
+from sklearn.covariance import LedoitWolf
+from sklearn.decomposition import FactorAnalysis
+from sklearn.impute import KNNImputer
+from sklearn.mixture import BayesianGaussianMixture
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.neighbors import KernelDensity
+
+from geode_jax.demo.baselines import NormalMixture
+
+
+def shrunk_gaussian(x: np.ndarray) -> NormalMixture:
+    """One normal with the covariance of Ledoit & Wolf 2004."""
+    found = LedoitWolf().fit(x)
+    return NormalMixture("Gaussian, Ledoit-Wolf", np.ones(1), found.location_[None], found.covariance_[None])
+
+
+def factor_analysis(x: np.ndarray, ranks: Iterable[int]) -> NormalMixture:
+    """Factor analysis, its rank by five-fold cross-validated likelihood."""
+    best = max(ranks, key=lambda rank: cross_val_score(FactorAnalysis(rank), x).mean())
+    model = FactorAnalysis(best).fit(x)
+    return NormalMixture("factor analysis", np.ones(1), model.mean_[None], model.get_covariance()[None])
+
+
+def bayesian_mixture(x: np.ndarray, num_components: int, seed: int) -> NormalMixture:
+    """Variational mixture with a Dirichlet process prior on its weights."""
+    model = BayesianGaussianMixture(num_components, random_state=seed, max_iter=200).fit(x)
+    return NormalMixture("BayesianGaussianMixture", model.weights_, model.means_, model.covariances_)
+
+
+def kernel_density(x: np.ndarray) -> KernelDensity:
+    """Normal kernels, their width by five-fold cross-validated likelihood."""
+    widths = x.std() * np.logspace(-1.5, 0.5, 21)
+    return GridSearchCV(KernelDensity(), {"bandwidth": widths}).fit(x).best_estimator_
+
+
+def _factor_step(covariance: np.ndarray, loadings: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One EM step of factor analysis on a covariance; `noise` (D,)."""
+    rank = loadings.shape[1]
+    model = loadings @ loadings.T + np.diag(noise)
+    gain = linalg.solve(model, loadings, assume_a="pos").T
+    across = covariance @ gain.T
+    second = np.eye(rank) - gain @ loadings + gain @ across
+    loadings = linalg.solve(second, across.T, assume_a="pos").T
+    return loadings, np.diag(covariance) - np.einsum("ij,ij->i", loadings, across)
+
+
+def _principal_start(covariance: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilistic PCA of a covariance in closed form (Tipping & Bishop 1999): loadings and noise variances."""
+    values, vectors = np.linalg.eigh(covariance)
+    rest = max(values[:-rank].mean(), 1e-8 * values[-1])
+    loadings = vectors[:, -rank:] * np.sqrt(np.maximum(values[-rank:] - rest, 0.0))
+    return loadings, np.full(values.size, rest)
+
+
+def low_rank_mixture(
+    x: np.ndarray, num_components: int, rank: int, seed: int, *, noise_per_feature: bool, num_steps: int = 60
+) -> NormalMixture:
+    """Mixture of probabilistic PCA (Tipping & Bishop 1999) or of factor analysers (Ghahramani & Hinton 1996), by EM."""
+    num_features = x.shape[1]
+    name = f"mixture of {'factor analysers' if noise_per_feature else 'probabilistic PCA'}"
+    labels = KMeans(num_components, n_init=1, random_state=seed).fit_predict(x)
+    share = np.eye(num_components)[labels]
+    floor = 1e-3 * x.var(axis=0).mean()
+    parts: list[tuple[np.ndarray, np.ndarray] | None] = [None] * num_components
+    mixture = NormalMixture(name, np.ones(1), x.mean(axis=0)[None], np.eye(num_features)[None])
+    before = -np.inf
+    for _ in range(num_steps):
+        count = share.sum(axis=0) + 1e-9
+        means = share.T @ x / count[:, None]
+        covariances = np.empty((num_components, num_features, num_features))
+        for k in range(num_components):
+            centred = x - means[k]
+            own = (share[:, k, None] * centred).T @ centred / count[k]
+            if parts[k] is None or not noise_per_feature:
+                parts[k] = _principal_start(own, rank)
+            else:
+                parts[k] = _factor_step(own, *parts[k])
+            loadings, noise = parts[k][0], np.maximum(parts[k][1], floor)
+            parts[k] = loadings, noise
+            covariances[k] = loadings @ loadings.T + np.diag(noise)
+        mixture = NormalMixture(name, count / count.sum(), means, covariances)
+        log_density = mixture.log_density(x).mean()
+        if log_density - before < 1e-3:
+            break
+        before = log_density
+        share = mixture.responsibilities(x)
+    return mixture
+
+
+def best_on_held_out(
+    x: np.ndarray, fits: Iterable[Callable[[np.ndarray], NormalMixture]], seed: int, share: float = 0.2
+) -> NormalMixture:
+    """The fit, on all rows, of the candidate with the best density on a held-out share of them."""
+    order = np.random.default_rng(seed).permutation(len(x))
+    cut = int((1 - share) * len(x))
+    kept, held_out = x[order[:cut]], x[order[cut:]]
+    return max(fits, key=lambda fit: fit(kept).log_density(held_out).mean())(x)
+
+
+def nearest_rows(x: np.ndarray, counts: Iterable[int], seed: int) -> KNNImputer:
+    """KNNImputer with the number of neighbours that fills hidden halves of 50 training rows best."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(x))
+    kept, truth = x[order[50:]], x[order[:50]]
+    hidden = rng.random(truth.shape) < 0.5
+
+    def error(count: int) -> float:
+        imputer = KNNImputer(n_neighbors=count, weights="distance").fit(kept)
+        return float(np.abs(imputer.transform(np.where(hidden, np.nan, truth)) - truth)[hidden].mean())
+
+    return KNNImputer(n_neighbors=min(counts, key=error), weights="distance").fit(x)
+
+
+class PixelProcess:
+    """A Gaussian process over the pixels of each image by itself, about the mean image, with a squared exponential.
+
+    Length scale and share of noise are those that fill hidden halves of 30 training images best.
+    """
+
+    def __init__(self, x: np.ndarray, shape: tuple[int, int], seed: int) -> None:
+        places = np.stack(np.divmod(np.arange(x.shape[1]), shape[1]), axis=1).astype(float)
+        self._squared = np.square(places[:, None] - places[None]).sum(axis=2)
+        self._mean = x.mean(axis=0)
+        rng = np.random.default_rng(seed)
+        truth = x[rng.permutation(len(x))[:30]]
+        hidden = rng.random(truth.shape) < 0.5
+
+        def error(chosen: tuple[float, float]) -> float:
+            self._covariance = self._kernel(*chosen)
+            return float(np.abs(self(np.where(hidden, np.nan, truth)) - truth)[hidden].mean())
+
+        self._covariance = self._kernel(*min(self._choices(), key=error))
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Rows with their missing pixels at the conditional means."""
+        filled = x.copy()
+        for row in filled:
+            seen = ~np.isnan(row)
+            weights = linalg.solve(self._covariance[np.ix_(seen, seen)], (row - self._mean)[seen], assume_a="pos")
+            row[~seen] = self._mean[~seen] + self._covariance[np.ix_(~seen, seen)] @ weights
+        return filled
+
+    @staticmethod
+    def _choices() -> Iterator[tuple[float, float]]:
+        return ((length, noise) for length in (0.7, 1.0, 1.4, 2.0, 3.0) for noise in (1e-3, 1e-2, 0.03, 0.1))
+
+    def _kernel(self, length: float, noise: float) -> np.ndarray:
+        return np.exp(-0.5 * self._squared / length**2) + noise * np.eye(self._mean.size)
