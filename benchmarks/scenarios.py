@@ -8,7 +8,8 @@ one more feature. With missing data, 20% of the training rows miss a random half
 
 Elastic net and principal component regression choose by cross-validation, the forest is scikit-learn's default; where
 rows have missing features the rivals get them filled with column means, and once more only the complete rows, as GEODE
-does in "rows dropped" (not the forest, which is far behind). Mean squared errors are in units of the noise variance: 1 cannot be beaten but by chance.
+does in "rows dropped" (not the forest, which is far behind). Mean squared errors are in units of the noise variance: 1
+cannot be beaten but by chance.
 
 A data set takes minutes, and results are written after each: a run goes on where the last one ended.
 

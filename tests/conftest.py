@@ -47,7 +47,7 @@ DICTIONARY = DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=
 SAMPLER = SamplerSettings(num_warmup=40, num_samples=30, num_chains=2, segment_length=10)
 
 
-@pytest.fixture(scope="session", params=["float32", "float64"])
+@pytest.fixture(scope="session", params=["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def posterior(request, data):
     """One small fit per type: two trees, two chains."""
     return fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, dtype=request.param)

@@ -29,6 +29,7 @@ from benchmarks.common import find_data
 from geode_jax.build.partition import Partition
 
 
+@pytest.mark.slow
 def test_frey():
     try:
         find_data("frey_faces.npz")
@@ -134,6 +135,7 @@ def test_partition_calls():
     assert rows
 
 
+@pytest.mark.slow
 def test_digits_density():
     rows = digits_density.main(["--quick"])
     assert {"published", "mixture of factor analysers", "kernel density"} < {row["method"] for row in rows}
@@ -172,6 +174,7 @@ def test_choices():
     assert np.isfinite([row["score_gain"] for row in rows]).all()
 
 
+@pytest.mark.slow
 def test_dimension():
     (row,) = dimension.main(["--quick"])
     assert row["right"] > 0.9
@@ -190,6 +193,7 @@ def test_mixing():
     assert {row["variant"] for row in rows} == {"exact", "exact, slices", "published"}
 
 
+@pytest.mark.slow
 def test_truncated_gamma():
     rows = truncated_gamma.main(["--quick"])
     assert all(row["ratio"] > 0 for row in rows)
@@ -207,6 +211,7 @@ def test_readme_shows_the_committed_results():
     assert readme.main(["--check"]) == 0
 
 
+@pytest.mark.slow
 def test_literal_sampler_agrees():
     """The paper's sampler as printed, one row and node after the other, and ours with the same settings."""
     for row in literal.main(["--quick"]):
@@ -214,6 +219,7 @@ def test_literal_sampler_agrees():
         assert abs(row["share_literal"] - row["share_ours"]) < 0.25, row
 
 
+@pytest.mark.slow
 def test_sweep():
     (row,) = sweep.main(["--quick"])
     assert row["ratio"] > 0

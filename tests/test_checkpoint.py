@@ -34,8 +34,10 @@ def _stop_after(num_segments, error):
     return mock.patch.object(run._Run, "advance", limited)
 
 
-@pytest.mark.parametrize("num_segments", [0, 2, 5])
-@pytest.mark.parametrize("is_partial", [False, True])
+@pytest.mark.parametrize(
+    ("num_segments", "is_partial"),
+    [(2, True), (0, False), *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((2, False), (5, True)))],
+)
 def test_resumed_fit_is_the_fit(data, tmp_path, num_segments, is_partial):
     x = data.copy()
     if is_partial:

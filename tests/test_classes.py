@@ -42,7 +42,7 @@ def test():
     return _rows((20, 20, 20), 3)
 
 
-@pytest.fixture(scope="module", params=["float32", "float64"])
+@pytest.fixture(scope="module", params=["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def reduced(request, train):
     """In four coordinates common to the classes."""
     return geode_jax.fit_classes(jax.random.key(0), *train, dictionary=SETTINGS, sampler=SAMPLER, dtype=request.param)
@@ -93,6 +93,7 @@ def test_densities_without_common_coordinates(whole, test):
             np.testing.assert_allclose(found_here, expected, rtol=2e-3, atol=2e-2)
 
 
+@pytest.mark.slow
 def test_a_single_node(train, test):
     """Depth 0, complete rows and rows with a missing feature, against the one normal written out."""
     settings = dataclasses.replace(SETTINGS, num_trees=1, depth=0)
@@ -231,6 +232,7 @@ def test_bad_rows(reduced):
         geode_jax.class_log_densities("model", np.zeros((2, 4)))
 
 
+@pytest.mark.slow
 def test_progress_goes_forward(train, monkeypatch):
     shares = []
     module = importlib.import_module("geode_jax.fit_classes")  # the package's attribute is the function

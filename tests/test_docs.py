@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_readme():
     result = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
     assert result.attempted > 5
@@ -17,6 +18,7 @@ def test_readme():
 
 
 @pytest.mark.parametrize("name", ["classifier", "density", "imputer", "regressor"])
+@pytest.mark.slow
 def test_docstrings(name):
     result = doctest.testmod(importlib.import_module(f"geode_jax.estimators.{name}"))
     assert result.attempted > 4

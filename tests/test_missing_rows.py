@@ -129,6 +129,7 @@ def test_groups_candidates_and_shared_matrices(data):
     assert forest.num_rows == len(data)
 
 
+@pytest.mark.slow
 def test_waiting_groups_keep_their_rows(data):
     settings = dataclasses.replace(DICTIONARY, num_trees=1, missing_rows=geode_jax.MissingRows(num_groups=3))
     forest = geode_jax.learn_forest(jax.random.key(0), _hide(data, "at random"), dictionary=settings)

@@ -40,7 +40,7 @@ def _fields(mcmc):
 
 
 @pytest.mark.filterwarnings("ignore:There are not enough devices")
-@pytest.mark.parametrize("method", ["sequential", "parallel"])
+@pytest.mark.parametrize("method", ["parallel", pytest.param("sequential", marks=pytest.mark.slow)])
 def test_chain_methods_agree(forest, finished, method):
     """Every method runs the same chains: same keys, same draws up to summation order."""
     mcmc = _mcmc(GeodeKernel(forest), chain_method=method)
@@ -95,6 +95,7 @@ def test_posterior_of_a_run(finished, data):
     assert abs(difference.mean()) < 0.5
 
 
+@pytest.mark.slow
 def test_kernel_follows_the_posterior(data):
     """Means of the log joint and of log sigma2 agree with our own run: one node, so that every chain finds one mode.
 

@@ -87,7 +87,13 @@ def compare(before, after):
     return z, stats.norm.isf(0.5 * LEVEL / z.size)
 
 
-@pytest.mark.parametrize("membership", [DirectMembership(), SliceMembership()], ids=["direct", "slice"])
+@pytest.mark.parametrize(
+    "membership",
+    [
+        pytest.param(DirectMembership(), id="direct"),
+        pytest.param(SliceMembership(), id="slice", marks=pytest.mark.slow),
+    ],
+)
 def test_joint(membership):
     z, limit = z_scores(ExactShrinkage(), membership)
     assert np.isfinite(z).all()
@@ -95,6 +101,7 @@ def test_joint(membership):
     assert np.abs(z).max() < limit
 
 
+@pytest.mark.slow
 def test_published_shrinkage_is_not_a_sampler_of_the_joint():
     z, limit = z_scores(PublishedShrinkage(), DirectMembership())
     assert np.abs(z).max() > 2 * limit

@@ -193,6 +193,7 @@ def _joint_z_scores(bug=None, num_chains=12_000, num_rounds=4):
     return compare(jax.jit(jax.vmap(fresh))(small.keys(6, num_chains)), after)
 
 
+@pytest.mark.slow
 def test_joint_with_missing_features():
     z, limit = _joint_z_scores()
     assert np.isfinite(z).all()

@@ -56,6 +56,7 @@ def test_draws_of_responses(regressor, linear):
     np.testing.assert_array_equal(draws, regressor.sample_y(X, 1500, random_state=3))
 
 
+@pytest.mark.slow
 def test_missing_features_and_responses(linear):
     X, Y = linear
     rng = np.random.default_rng(1)
@@ -69,6 +70,7 @@ def test_missing_features_and_responses(linear):
     assert (model.predict(only_one, return_std=True)[1] > model.predict(X[:1], return_std=True)[1]).all()
 
 
+@pytest.mark.slow
 def test_one_response_keeps_its_shape(linear):
     X, y = linear[0], linear[1][:, 1]
     model = geode_jax.GeodeRegressor(**OPTIONS).fit(X, y)
@@ -107,6 +109,7 @@ def test_classification(classifier, labelled):
     assert set(np.unique(np.round(20 * voter.predict_proba(X), 6))) <= set(range(21))
 
 
+@pytest.mark.slow
 def test_grid_search_and_feature_names(labelled):
     X, labels = labelled
     frame = pd.DataFrame(X, columns=list("abcd"))
