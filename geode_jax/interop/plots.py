@@ -87,8 +87,8 @@ def cells(
 ) -> Axes:
     """Draw one tree's nodes over two of the features: an ellipse of two standard deviations each.
 
-    Posterior means; the darker the heavier, the colour is the scale. Nodes of less than 0.1% are left out. Rows of `X`
-    are drawn as points.
+    At the posterior means of log sigma and alpha2 / sigma2; the darker the heavier, the colour is the scale. Nodes of
+    less than 0.1% are left out. Rows of `X` are drawn as points.
     """
     tree = check_integer(tree, "tree", 0)
     if tree >= posterior.num_trees:
@@ -102,12 +102,14 @@ def cells(
     dictionary, draws = posterior.dictionary, posterior.draws
     scale_of = dictionary.tree.scale
     weight = np.exp(np.asarray(draws.log_weights[tree], np.float64)).mean(axis=(0, 1))
-    noise = np.exp(np.asarray(draws.log_sigma2[tree], np.float64))[..., scale_of]
-    signal = (noise[..., None] * np.expm1(np.asarray(draws.neg_log_u[tree], np.float64))).mean(axis=(0, 1))
+    # the noise of a scale that is empty in a few draws has no arithmetic mean
+    log_noise = np.asarray(draws.log_sigma2[tree], np.float64)[..., scale_of]
+    noise = np.exp(log_noise.mean(axis=(0, 1)))
+    signal = noise[:, None] * np.expm1(np.asarray(draws.neg_log_u[tree], np.float64)).mean(axis=(0, 1))
     unit = posterior.scale[pair]
     for node in np.flatnonzero(weight > 1e-3):
         basis = np.asarray(dictionary.bases[tree, node], np.float64)[pair]
-        covariance = (basis * signal[node]) @ basis.T + noise[..., node].mean() * np.eye(2)
+        covariance = (basis * signal[node]) @ basis.T + noise[node] * np.eye(2)
         values, vectors = np.linalg.eigh(covariance * np.outer(unit, unit))
         centre = posterior.shift[pair] + unit * np.asarray(dictionary.centres[tree, node], np.float64)[pair]
         ellipse = Ellipse(
