@@ -76,7 +76,7 @@ def measure_rivals(frames: np.ndarray, seed: int, num_test: int, quick: bool) ->
     hidden = np.isnan(masked)
     truth = test[hidden]
     ranks = (10,) if quick else (40, 80, 120, 160)
-    shapes = ((2, 5),) if quick else ((4, 20), (4, 40), (8, 20), (8, 40), (16, 20))
+    shapes = ((2, 5),) if quick else ((2, 40), (4, 40), (8, 20))
     fits = [partial(low_rank_mixture, num_components=k, rank=d, seed=0, noise_per_feature=False) for k, d in shapes]
     makers: dict[str, Callable[[], Any]] = {
         "Gaussian, Ledoit-Wolf": lambda: shrunk_gaussian(train),

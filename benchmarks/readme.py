@@ -44,8 +44,12 @@ def _summary() -> list[str]:
     rows: list[list[str]] = []
 
     def add(task: str, paper: str, rival: tuple[float, str], ours: float, digits: int, unit: str, script: str) -> None:
-        theirs = f"{rival[0]:.{digits}f}{unit} ({rival[1]})"
-        rows.append([task, paper, theirs, f"**{ours:.{digits}f}{unit}**", f"`{script}`"])
+        is_best = ours > rival[0] if "nats" in task else ours < rival[0]
+        numbers = [f"{value:.{digits}f}{unit}" for value in (rival[0], ours)]
+        best = [
+            f"**{number}**" if first else number for number, first in zip(numbers, (not is_best, is_best), strict=True)
+        ]
+        rows.append([task, paper, f"{best[0]} ({rival[1]})", best[1], f"`{script}`"])
 
     frey = _load("frey_inpainting")["rows"]
     theirs = _best_rival(frey, "mae", ("published", "default"), lowest=True)

@@ -3,6 +3,10 @@
 import os
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: thread pools that wait for each other's cores are many times slower than one thread.
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+
 import jax
 import numpy as np
 import pytest

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Ellipse
+from matplotlib.ticker import MaxNLocator
 
 from geode_jax._checks import check_data, check_integer
 from geode_jax._typing import ArrayLike
@@ -58,6 +59,7 @@ def intrinsic_dimension(ax: Axes, probabilities: np.ndarray, *, what: str = "row
     """
     probabilities = np.asarray(probabilities)
     ax.set_xlabel("intrinsic dimension")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if probabilities.ndim == 1:
         ax.bar(np.arange(probabilities.size), probabilities)
         ax.set(ylabel="probability", ylim=(0.0, 1.0))

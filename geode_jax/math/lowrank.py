@@ -81,7 +81,7 @@ def observe(
 def masked_gram(mask: Float[Array, "b D"], basis: Float[Array, "D d"]) -> Float[Array, "b d d"]:
     """Inner products of the basis' columns over the features of each mask."""
     num_features, rank = basis.shape
-    if mask.shape[0] <= rank:
+    if mask.shape[0] <= 2 * rank:
         # masked copies of the basis are fewer than products of its columns
         masked = (mask[:, None, :] * basis.T).reshape(-1, num_features)
         return jnp.matmul(masked, basis, precision=HIGHEST).reshape(-1, rank, rank)
