@@ -38,7 +38,7 @@ def test_notebooks_are_committed_with_their_outputs(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebooks_run(path, monkeypatch, tmp_path):
-    """At reduced size, in this process; about half a minute each."""
+    """At reduced size, in this process; about a minute each, compilation included."""
     monkeypatch.setenv("REDUCED", "1")
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.chdir(tmp_path)

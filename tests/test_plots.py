@@ -60,14 +60,14 @@ def test_scale_weights(ax, posterior):
 
 
 def test_cells_are_the_covariances(ax, posterior, data):
-    """Ellipses hold about as many of the rows as two standard deviations of the mixture should."""
+    """The heaviest ellipse is that of its node's covariance, at the mean of log sigma and alpha2 / sigma2."""
     assert cells(ax, posterior, data, tree=1, features=(2, 4)) is ax
     node = int(np.asarray(posterior.draws.log_weights[1]).mean(axis=(0, 1)).argmax())
     dictionary, draws = posterior.dictionary, posterior.draws
-    noise = np.exp(np.asarray(draws.log_sigma2[1]))[..., dictionary.tree.scale[node]]
-    signal = noise[..., None] * np.expm1(np.asarray(draws.neg_log_u[1])[..., node, :])
+    noise = np.exp(np.asarray(draws.log_sigma2[1])[..., dictionary.tree.scale[node]].mean())
+    signal = noise * np.expm1(np.asarray(draws.neg_log_u[1])[..., node, :])
     basis = np.asarray(dictionary.bases[1, node])[[2, 4]]
-    covariance = (basis * signal.mean(axis=(0, 1))) @ basis.T + noise.mean() * np.eye(2)
+    covariance = (basis * signal.mean(axis=(0, 1))) @ basis.T + noise * np.eye(2)
     covariance *= np.outer(posterior.scale[[2, 4]], posterior.scale[[2, 4]])
     heaviest = max(ax.patches, key=lambda patch: patch.get_alpha())
     angle, size = np.radians(heaviest.angle), np.array([heaviest.width, heaviest.height]) / 4
