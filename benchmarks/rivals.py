@@ -33,7 +33,7 @@ def factor_analysis(x: np.ndarray, ranks: Iterable[int]) -> NormalMixture:
 
 def bayesian_mixture(x: np.ndarray, num_components: int, seed: int) -> NormalMixture:
     """Variational mixture with a Dirichlet process prior on its weights."""
-    model = BayesianGaussianMixture(num_components, random_state=seed, max_iter=200).fit(x)
+    model = BayesianGaussianMixture(n_components=num_components, random_state=seed, max_iter=200).fit(x)
     return NormalMixture("BayesianGaussianMixture", model.weights_, model.means_, model.covariances_)
 
 
