@@ -57,7 +57,7 @@ def posterior(request, data):
     return fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, dtype=request.param)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _few_compiled_programs():
     """Drop compiled programs before there are too many.
 
