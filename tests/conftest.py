@@ -65,5 +65,5 @@ def _few_compiled_programs():
     """
     yield
     mappings = Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_bytes().count(b"\n") > 25_000:
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > 15_000:
         jax.clear_caches()
