@@ -1,11 +1,13 @@
 """Every message about a wrong argument: which argument, what was expected, what came."""
 
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from scipy import sparse
 
 from geode_jax._typing import ArrayLike, KeyArray
@@ -51,6 +53,17 @@ def check_instance(value: Any, name: str, kinds: type | tuple[type | None, ...])
         return value
     names = " or ".join("None" if kind is None else kind.__name__ for kind in options)
     raise TypeError(f"{name}: expected {names}, got {value!r} of type {type(value).__name__}")
+
+
+def check_mesh(mesh: Any, limits: Mapping[str, int], name: str = "mesh") -> Mesh | None:
+    """Return a mesh of devices whose axes are among those of `limits`, each of a size that divides its number there."""
+    check_instance(mesh, name, (Mesh, None))
+    for axis, size in {} if mesh is None else mesh.shape.items():
+        if axis not in limits:
+            raise ValueError(f"{name}: expected axes among {', '.join(map(repr, limits))}, got {axis!r}")
+        if limits[axis] % size:
+            raise ValueError(f"{name}: expected a size of the axis {axis!r} that divides {limits[axis]}, got {size}")
+    return mesh
 
 
 def check_dtype(dtype: Any) -> np.dtype:

@@ -9,17 +9,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from tqdm import tqdm
 
-from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
+from geode_jax._checks import check_dtype, check_instance, check_key, check_mesh, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.checkpoint import Checkpoint, open_checkpoint
 from geode_jax.forest import Forest
+from geode_jax.gibbs.placement import CHAINS, ROWS, TREES
 from geode_jax.gibbs.run import Interrupted, Samples, run_chains
 from geode_jax.grow import BAR_FORMAT, grow_forest, resolve
 from geode_jax.memory import bytes_needed, warn_if_too_large
 from geode_jax.posterior import Posterior
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
+from geode_jax.statistics import ROW_BLOCKS
 
 
 def fit(
@@ -32,6 +35,7 @@ def fit(
     dtype: Any = jnp.float32,
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
+    mesh: Mesh | None = None,
 ) -> Posterior:
     """Fit GEODE to the rows of X, shape (n, D), and return draws from its posterior.
 
@@ -46,6 +50,10 @@ def fit(
     - `checkpoint`: a folder for the unfinished fit, made if need be. After stage one, and after every segment of the
       sampler, what there is goes there; the same call after a crash goes on from it, to the same draws bit for bit. The
       folder is yours to delete when the posterior is saved.
+    - `mesh`: the devices that share the sampler's work, a `jax.sharding.Mesh` with axes among ``trees``, ``chains`` and
+      ``rows``, of sizes that divide `num_trees`, `num_chains` and 16; None is JAX's default device. Draws are those of
+      one device up to the order of sums, and predictions run on the default device. Where the devices belong to several
+      processes (`jax.distributed`), each makes the same call on the same data, and gets the same posterior.
 
     Interrupted by Ctrl-C after warm-up it returns the draws there are, with a RuntimeWarning.
 
@@ -60,6 +68,7 @@ def fit(
         dtype=dtype,
         progress=progress,
         checkpoint=checkpoint,
+        mesh=mesh,
     )[1]
 
 
@@ -73,6 +82,7 @@ def fit_forest(
     dtype: Any,
     progress: bool,
     checkpoint: str | os.PathLike[str] | None,
+    mesh: Mesh | None,
 ) -> tuple[Forest, Posterior]:
     """:func:`fit`, for callers that need the forest too."""
     key = check_key(key)
@@ -81,6 +91,7 @@ def fit_forest(
     stage_one = check_instance(dictionary, "dictionary", (DictionarySettings, None)) or DictionarySettings()
     model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
     stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
+    check_mesh(mesh, mesh_limits(stage_one.num_trees, stage_two))
 
     num_rows, num_features = data.shape
     resolved = resolve(stage_one, num_rows, num_features, int(np.isnan(data).any(axis=1).sum()))
@@ -92,7 +103,7 @@ def fit_forest(
         show = partial(move_bar, bar, 0.0, 0.1)
         forest = kept_forest(kept, lambda: grow_forest(key_forest, data, stage_one, real, show))
         show = partial(move_bar, bar, 0.1, 1.0)
-        return forest, _sample(key_sample, forest, model_prior, stage_two, show, kept)
+        return forest, _sample(key_sample, forest, model_prior, stage_two, show, kept, mesh)
 
 
 def sample_posterior(
@@ -103,16 +114,18 @@ def sample_posterior(
     sampler: SamplerSettings | None = None,
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
+    mesh: Mesh | None = None,
 ) -> Posterior:
     """Draw from the posterior given a learned forest: stage two of :func:`fit`, which see for arguments and errors."""
     key = check_key(key)
     check_instance(forest, "forest", Forest)
     model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
     stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
+    check_mesh(mesh, mesh_limits(forest.num_trees, stage_two))
     learned = [np.asarray(forest.dictionary.bases), np.asarray(forest.statistics.residual)]
     kept = open_checkpoint(checkpoint, key, learned, [model_prior, stage_two])
     with precision_of(forest.dtype), progress_bar(progress) as bar:
-        return _sample(key, forest, model_prior, stage_two, partial(move_bar, bar, 0.0, 1.0), kept)
+        return _sample(key, forest, model_prior, stage_two, partial(move_bar, bar, 0.0, 1.0), kept, mesh)
 
 
 def _sample(
@@ -122,12 +135,13 @@ def _sample(
     settings: SamplerSettings,
     on_step: Callable[[float, str], None],
     kept: Checkpoint | None,
+    mesh: Mesh | None,
 ) -> Posterior:
     def on_segment(done: int, total: int) -> None:
         on_step(done / total, f"sweep {done} of {total}")
 
     try:
-        samples = run_chains(key, forest.problem(prior, settings), settings, on_segment, kept)
+        samples = run_chains(key, forest.problem(prior, settings), settings, on_segment, kept, mesh)
     except Interrupted as interruption:
         samples = interruption.samples
         num_draws = samples.draws.log_joint.shape[2]
@@ -137,6 +151,11 @@ def _sample(
             stacklevel=4,
         )
     return posterior_of(forest, samples, prior, settings)
+
+
+def mesh_limits(num_trees: int, settings: SamplerSettings) -> dict[str, int]:
+    """What the size of each axis of a mesh must divide."""
+    return {TREES: num_trees, CHAINS: settings.num_chains, ROWS: ROW_BLOCKS}
 
 
 def kept_forest(kept: Checkpoint | None, grow: Callable[[], Forest]) -> Forest:

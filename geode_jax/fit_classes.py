@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from scipy import optimize, special
 
-from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
+from geode_jax._checks import check_dtype, check_instance, check_key, check_mesh, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.partition import Partition
@@ -19,7 +20,7 @@ from geode_jax.build.reduction import Reduction, learn_reduction
 from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.checkpoint import Checkpoint, open_checkpoint
 from geode_jax.class_posterior import ClassPosterior
-from geode_jax.fit import kept_forest, move_bar, posterior_of, progress_bar
+from geode_jax.fit import kept_forest, mesh_limits, move_bar, posterior_of, progress_bar
 from geode_jax.forest import Forest
 from geode_jax.gibbs.run import Samples, run_chains
 from geode_jax.grow import grow_in_frame, resolve
@@ -50,6 +51,7 @@ class _Task(NamedTuple):
     prior: Prior
     sampler: SamplerSettings
     kept: Checkpoint | None
+    mesh: Mesh | None
 
 
 def fit_classes(
@@ -65,6 +67,7 @@ def fit_classes(
     dtype: Any = jnp.float32,
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
+    mesh: Mesh | None = None,
 ) -> ClassPosterior:
     """Fit one GEODE per class, for :func:`geode_jax.class_log_probabilities`.
 
@@ -75,8 +78,8 @@ def fit_classes(
 
     **Arguments:**
 
-    - `key`, `X`, `dictionary`, `prior`, `sampler`, `dtype`, `progress`, `checkpoint`: as in :func:`geode_jax.fit`.
-      Where X has NaN there is no span.
+    - `key`, `X`, `dictionary`, `prior`, `sampler`, `dtype`, `progress`, `checkpoint`, `mesh`: as in
+      :func:`geode_jax.fit`. Where X has NaN there is no span.
     - `labels`: class of each row, (n,), integers 0..G-1, every one of them with at least two rows.
     - `class_probabilities`: (G,), positive; None takes the shares of the rows.
     - `calibrate`: raise class densities to the power that predicts training rows best, each held out from its own
@@ -92,6 +95,7 @@ def fit_classes(
     settings = check_instance(dictionary, "dictionary", (DictionarySettings, None)) or DictionarySettings()
     model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
     stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
+    check_mesh(mesh, mesh_limits(settings.num_trees, stage_two))
 
     kept = open_checkpoint(checkpoint, key, [data, index], [settings, model_prior, stage_two, real.name])
     with precision_of(real), progress_bar(progress) as bar:
@@ -100,7 +104,7 @@ def fit_classes(
         on_step(0.0, "common coordinates")
         frame, reduction, x = _common_coordinates(data, rows_of, settings, real)
         settings = _settings_of_classes(x, rows_of, settings)
-        task = _Task(x, rows_of, settings, model_prior, stage_two, kept)
+        task = _Task(x, rows_of, settings, model_prior, stage_two, kept, mesh)
         members, held_out = _fit_members(key, task, calibrate, on_step)
         found = ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, 1.0, 0.0)
         if not calibrate:
@@ -242,7 +246,7 @@ def _sample_together(
     def on_segment(done: int, total: int) -> None:
         on_step(done / total, f"sweep {done} of {total}")
 
-    samples = run_chains(key, together, task.sampler, on_segment, kept)
+    samples = run_chains(key, together, task.sampler, on_segment, kept, task.mesh)
     num_trees = forests[0].num_trees
     starts = range(0, num_trees * len(forests), num_trees)
     return [jax.tree.map(lambda leaf, start=start: leaf[start : start + num_trees], samples) for start in starts]

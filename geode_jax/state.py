@@ -1,11 +1,13 @@
 """The parameters of one chain, and the node sums of the rows through which they see the data."""
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from geode_jax._typing import Array, Bool, Count, Float, Int
-from geode_jax.statistics import Statistics
+from geode_jax.statistics import ROW_BLOCKS, Statistics
 from geode_jax.tree import Tree
 
 
@@ -70,23 +72,29 @@ class NodeSums(eqx.Module):
 
 def node_sums(state: State, statistics: Statistics) -> NodeSums:
     """Sums over all rows at the nodes that hold them; `statistics` are those of the complete rows."""
-    num_nodes, num_rows = statistics.residual.shape
-    rows = jnp.arange(num_rows)
+    num_nodes = statistics.residual.shape[0]
     # gather each row's statistics at its node and add them up: no one-hot products
-    sums = _sums(state.node, statistics.residual[state.node, rows], statistics.squared[state.node, rows], num_nodes)
+    node = state.node[None]
+    residual = jnp.take_along_axis(statistics.residual, node, axis=0, mode="clip")[0]
+    squared = jnp.take_along_axis(statistics.squared, node[..., None], axis=0, mode="clip")[0]
+    sums = _sums(state.node, residual, squared, num_nodes)
     if state.partial is None:
         return sums
-    partial = state.partial
-    squared = partial.squared.reshape(-1, partial.squared.shape[-1])
-    more = _sums(partial.node.reshape(-1), partial.residual.reshape(-1), squared, num_nodes)
-    return jax.tree.map(jnp.add, sums, more)
+    # places first: groups are not spread over devices, places may be
+    node, residual, squared = (
+        jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
+        for leaf in (state.partial.node, state.partial.residual, state.partial.squared)
+    )
+    return jax.tree.map(jnp.add, sums, _sums(node, residual, squared, num_nodes))
 
 
 def _sums(node: Array, residual: Array, squared: Array, num_nodes: int) -> NodeSums:
-    """Rows at node K are dropped."""
+    """Rows at node K are dropped. Blocks of rows are summed apart, so that devices can each take theirs."""
+    num_blocks = math.gcd(node.shape[0], ROW_BLOCKS)
 
     def total(values: Array) -> Array:
-        return jax.ops.segment_sum(values, node, num_nodes)
+        blocks = (part.reshape(num_blocks, part.shape[0] // num_blocks, *part.shape[1:]) for part in (values, node))
+        return jax.vmap(lambda values, node: jax.ops.segment_sum(values, node, num_nodes))(*blocks).sum(axis=0)
 
     return NodeSums(count=total(jnp.ones_like(residual)), residual=total(residual), squared=total(squared))
 

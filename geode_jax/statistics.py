@@ -14,6 +14,9 @@ from geode_jax._typing import Array, Bool, Float, Int
 from geode_jax.dictionary import Dictionary
 from geode_jax.math.lowrank import HIGHEST, Observed, observe
 
+# Rows may be spread over any number of devices that divides this one.
+ROW_BLOCKS = 16
+
 
 class Statistics(eqx.Module):
     """Sufficient statistics of n rows at K nodes, nodes first: the sweep contracts over the last axis.
@@ -34,7 +37,7 @@ class Statistics(eqx.Module):
 
 def padded_size(num_rows: int) -> int:
     """Places for so many rows: at most 16 more, or 1/16 more."""
-    step = max(16, 2 ** (num_rows.bit_length() - 5))
+    step = max(ROW_BLOCKS, 2 ** (num_rows.bit_length() - 5))
     return -(-num_rows // step) * step
 
 

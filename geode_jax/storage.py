@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -16,10 +17,14 @@ from geode_jax import settings as _settings
 def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Write one ``.npz`` file; it appears whole or not at all. No array may be called ``header``."""
     target = Path(path)
-    partial = target.with_name(target.name + ".part")
-    with open(partial, "wb") as file:
-        np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **arrays)
-    os.replace(partial, target)
+    # of a name of its own: several processes of one run write the same file
+    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(partial, "wb") as file:
+            np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **arrays)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_archive(path: str | os.PathLike[str], kind: str, version: int, writer: str, rebuild: Any) -> Any:

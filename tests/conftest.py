@@ -5,7 +5,9 @@ from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: thread pools that wait for each other's cores are many times slower than one thread.
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+    # Several devices for the tests of meshes; all others run on the first.
+    flags = ("--xla_cpu_multi_thread_eigen=false", "--xla_force_host_platform_device_count=4")
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 import jax
 import numpy as np

@@ -46,6 +46,7 @@ LAYERS = {
     "gibbs.missing": 8,
     "gibbs.sweep": 9,
     "gibbs.chain": 9.5,
+    "gibbs.placement": 9.7,
     "gibbs.run": 10,
     "completion": 9.9,
     "forest": 10,

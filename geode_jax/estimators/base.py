@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -39,6 +40,9 @@ class GeodeEstimator(BaseEstimator):
     # fitted attributes that a file holds, beside what the posterior does
     _saved: ClassVar[tuple[str, ...]] = ("n_features_in_", "feature_names_in_")
 
+    # parameters that a file does not hold: it may be read elsewhere
+    _of_the_machine: ClassVar[tuple[str, ...]] = ("mesh",)
+
     def __init__(
         self,
         *,
@@ -55,6 +59,7 @@ class GeodeEstimator(BaseEstimator):
         dtype: Any = "float32",
         progress: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
+        mesh: Mesh | None = None,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.max_rank = max_rank
@@ -70,6 +75,7 @@ class GeodeEstimator(BaseEstimator):
         self.dtype = dtype
         self.progress = progress
         self.checkpoint = checkpoint
+        self.mesh = mesh
         self.random_state = random_state
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -81,6 +87,8 @@ class GeodeEstimator(BaseEstimator):
         header, arrays = self._to_archive()
         parameters = {}
         for name, value in self.get_params(deep=False).items():
+            if name in self._of_the_machine:
+                continue
             try:
                 parameters[name] = check_dtype(value).name if name == "dtype" else encode(value)
             except TypeError as error:
@@ -123,6 +131,7 @@ class GeodeEstimator(BaseEstimator):
             dtype=self.dtype,
             progress=self.progress,
             checkpoint=self.checkpoint,
+            mesh=self.mesh,
         )
 
     def _dictionary_settings(self) -> DictionarySettings:

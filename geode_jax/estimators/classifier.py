@@ -5,6 +5,7 @@ import os
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from jax.sharding import Mesh
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -36,7 +37,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
     vote : bool, default=False
         Probabilities as in the paper: the share of posterior draws under which a class is the most probable.
     max_rank, depth, num_trees, cross_fit, feature_noise, shrinkage, prior, num_warmup, num_samples, num_chains, dtype,
-    progress, checkpoint, random_state
+    progress, checkpoint, mesh, random_state
         As in :class:`GeodeDensity`.
 
     Attributes
@@ -83,6 +84,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         dtype: Any = "float32",
         progress: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
+        mesh: Mesh | None = None,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         super().__init__(
@@ -99,6 +101,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
             dtype=dtype,
             progress=progress,
             checkpoint=checkpoint,
+            mesh=mesh,
             random_state=random_state,
         )
         self.priors = priors
@@ -124,6 +127,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
             dtype=self.dtype,
             progress=self.progress,
             checkpoint=self.checkpoint,
+            mesh=self.mesh,
         )
         return self
 

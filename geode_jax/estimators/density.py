@@ -40,6 +40,8 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         Show a progress bar on standard error.
     checkpoint : path or None, default=None
         Folder in which an unfinished fit is kept; the same `fit` after a crash goes on from there.
+    mesh : jax.sharding.Mesh or None, default=None
+        Devices that share the work of `fit`, as in :func:`geode_jax.fit`; not kept in files.
     random_state : int, RandomState instance or None, default=None
         Decides everything random in `fit` and `sample`.
 

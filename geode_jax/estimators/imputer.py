@@ -22,7 +22,7 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
     Parameters
     ----------
     max_rank, depth, num_trees, cross_fit, feature_noise, shrinkage, prior, num_warmup, num_samples, num_chains, dtype,
-    progress, checkpoint, random_state
+    progress, checkpoint, mesh, random_state
         As in :class:`GeodeDensity`.
 
     Attributes

@@ -8,10 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._typing import Array, Int, KeyArray
 from geode_jax.checkpoint import Checkpoint
 from geode_jax.gibbs.chain import Adaptation, Chain, Draw, draw_of, initial_chain, step
+from geode_jax.gibbs.placement import (
+    BY_CHAIN,
+    BY_TREE,
+    CHAINS,
+    TREES,
+    chain_shardings,
+    fetch,
+    place,
+    place_problem,
+    with_all_axes,
+)
 from geode_jax.gibbs.sweep import Problem
 from geode_jax.settings import RankAdaptation, SamplerSettings
 from geode_jax.storage import fields_of
@@ -24,7 +36,7 @@ class Samples(NamedTuple):
     adaptation: Adaptation
 
 
-@partial(jax.jit, static_argnames=("length", "adaptation"), donate_argnames="chains")
+@partial(jax.jit, static_argnames=("length", "adaptation", "mesh"), donate_argnames="chains")
 def _segment(
     keys: KeyArray,
     chains: Chain,
@@ -34,8 +46,12 @@ def _segment(
     *,
     length: int,
     adaptation: RankAdaptation | None,
+    mesh: Mesh | None = None,
 ) -> tuple[Chain, Draw]:
-    """`length` sweeps of every chain (axis 1) of every tree (axis 0); draws get a time axis after those."""
+    """`length` sweeps of every chain (axis 1) of every tree (axis 0); draws get a time axis after those.
+
+    With a mesh, devices run their own trees and chains, and share the rows of a tree.
+    """
 
     def one_chain(key: KeyArray, chain: Chain, problem: Problem) -> tuple[Chain, Draw]:
         def advance(chain: Chain, index: Array) -> tuple[Chain, Draw]:
@@ -46,12 +62,25 @@ def _segment(
         return lax.scan(advance, chain, first + jnp.arange(length))
 
     over_chains = jax.vmap(one_chain, in_axes=(0, 0, None))
-    return jax.vmap(over_chains)(keys, chains, problems)
+    if mesh is None:
+        return jax.vmap(over_chains)(keys, chains, problems)
+    # by hand over trees and chains: left to the compiler, their rejection loops would wait for each other
+    apart = jax.shard_map(
+        jax.vmap(over_chains),
+        mesh=mesh,
+        in_specs=(BY_CHAIN, BY_CHAIN, BY_TREE),
+        out_specs=BY_CHAIN,
+        axis_names={TREES, CHAINS},
+        check_vma=False,
+    )
+    chains, draws = apart(keys, chains, problems)
+    return chains, lax.with_sharding_constraint(draws, NamedSharding(mesh, PartitionSpec()))
 
 
-@jax.jit
-def _start(keys: KeyArray, problems: Problem) -> Chain:
-    return jax.vmap(jax.vmap(initial_chain, in_axes=(0, None)))(keys, problems)
+@partial(jax.jit, static_argnames="mesh")
+def _start(keys: KeyArray, problems: Problem, mesh: Mesh | None = None) -> Chain:
+    chains = jax.vmap(jax.vmap(initial_chain, in_axes=(0, None)))(keys, problems)
+    return chains if mesh is None else lax.with_sharding_constraint(chains, chain_shardings(chains, mesh))
 
 
 class Interrupted(KeyboardInterrupt):
@@ -68,16 +97,18 @@ def run_chains(
     settings: SamplerSettings,
     on_segment: Callable[[int, int], None] | None = None,
     checkpoint: Checkpoint | None = None,
+    mesh: Mesh | None = None,
 ) -> Samples:
     """Run every chain on every tree; `problems` has a leading axis F on its arrays.
 
     `on_segment(done, total)` is called after every segment with the sweeps done so far. With a `checkpoint` the run
-    begins where its last segment ended, and gives the same draws as one that was never stopped.
+    begins where its last segment ended, and gives the same draws as one that was never stopped. With a `mesh` its
+    devices share the work (see `placement.py`); draws are those of one device, up to the order of sums.
 
     Raises FloatingPointError where a log joint is not finite: the draws before it would be worthless. Raises
     Interrupted in place of KeyboardInterrupt where draws were kept.
     """
-    run = _Run(key, problems, settings, checkpoint)
+    run = _Run(key, problems, settings, checkpoint, mesh)
     try:
         while run.done < run.total:
             run.advance()
@@ -94,17 +125,26 @@ class _Run:
     """A run as it stands: `done` sweeps of `total`, where the chains are, the draws `kept` so far."""
 
     def __init__(
-        self, key: KeyArray, problems: Problem, settings: SamplerSettings, checkpoint: Checkpoint | None
+        self,
+        key: KeyArray,
+        problems: Problem,
+        settings: SamplerSettings,
+        checkpoint: Checkpoint | None,
+        mesh: Mesh | None,
     ) -> None:
         self.problems, self.settings, self.checkpoint = problems, settings, checkpoint
+        self.mesh = None if mesh is None else with_all_axes(mesh)
         num_trees = problems.statistics.residual.shape[0]
         keys = jax.random.split(key, (num_trees, settings.num_chains, 2))
-        self.keys = keys[..., 1]
+        start, self.keys = keys[..., 0], keys[..., 1]
+        if self.mesh is not None:
+            self.problems = place_problem(problems, self.mesh)
+            start, self.keys = (place(part, NamedSharding(self.mesh, BY_CHAIN)) for part in (start, self.keys))
         self.total = settings.num_warmup + settings.num_samples * settings.thinning
         self.done = 0
         self.kept: list[Draw] = []
-        if not self._resume(keys[..., 0]):
-            self.chains = _start(keys[..., 0], problems)
+        if not self._resume(start):
+            self.chains = _start(start, self.problems, self.mesh)
         self._tally()
 
     def _resume(self, keys: KeyArray) -> bool:
@@ -114,8 +154,13 @@ class _Run:
             return False
         assert self.checkpoint is not None
         header, arrays = found
-        leaves = [jnp.asarray(arrays[f"leaf {number}"]) for number in range(len(arrays))]
-        self.chains = jax.tree.unflatten(jax.tree.structure(jax.eval_shape(_start, keys, self.problems)), leaves)
+        shape = jax.eval_shape(_start, keys, self.problems)
+        leaves = [arrays[f"leaf {number}"] for number in range(len(arrays))]
+        chains = jax.tree.unflatten(jax.tree.structure(shape), leaves)
+        if self.mesh is None:
+            self.chains = jax.tree.map(jnp.asarray, chains)
+        else:
+            self.chains = jax.tree.map(place, chains, chain_shardings(chains, self.mesh))
         self.done = header["done"]
         for name in header["draws"]:
             draws = self.checkpoint.read(name)
@@ -131,10 +176,11 @@ class _Run:
             self.keys,
             self.chains,
             self.problems,
-            jnp.asarray(first, jnp.int32),
-            jnp.asarray(settings.num_warmup, jnp.int32),
+            np.asarray(first, np.int32),
+            np.asarray(settings.num_warmup, np.int32),
             length=settings.segment_length,
             adaptation=settings.adaptation,
+            mesh=self.mesh,
         )
         if not np.isfinite(draws.log_joint).all():
             raise FloatingPointError(
@@ -154,13 +200,12 @@ class _Run:
             if wanted.size:
                 self.checkpoint.write(f"draws {len(self.kept)}", {}, fields_of(self.kept[-1]))
             names = [f"draws {number + 1}" for number in range(len(self.kept))]
-            leaves = enumerate(jax.tree.leaves(chains))
-            arrays = {f"leaf {number}": np.asarray(leaf) for number, leaf in leaves}
+            arrays = {f"leaf {number}": leaf for number, leaf in enumerate(jax.tree.leaves(fetch(chains)))}
             self.checkpoint.write("chains", {"done": self.done, "draws": names}, arrays)
 
     def _tally(self) -> None:
         """Take the tallies off the device: an interrupted segment may have taken the chains' memory with it."""
-        self.tallies = jax.tree.map(np.asarray, self.chains.adaptation)
+        self.tallies = fetch(self.chains.adaptation)
 
     def samples(self) -> Samples:
         """The draws kept so far."""

@@ -1,0 +1,170 @@
+"""Several devices draw what one does."""
+
+import re
+import socket
+import subprocess
+import sys
+from unittest import mock
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+from conftest import DICTIONARY
+from jax.sharding import Mesh
+
+import geode_jax
+from geode_jax import Prior, SamplerSettings
+from geode_jax.gibbs import placement, run
+
+SAMPLER = SamplerSettings(num_warmup=10, num_samples=10, num_chains=2, segment_length=10)
+needs_devices = pytest.mark.skipif(jax.device_count() < 4, reason="needs XLA_FLAGS as conftest.py gives to workers")
+
+
+def _mesh(**sizes):
+    devices = np.array(jax.devices()[: int(np.prod(list(sizes.values())))])
+    return Mesh(devices.reshape(list(sizes.values())), tuple(sizes))
+
+
+def _with_missing(data, kind):
+    x = data.copy()
+    if kind == "own patterns":
+        x[np.random.default_rng(3).random(x.shape) < 0.15] = np.nan
+        x[np.isnan(x).all(axis=1), 0] = 1.0
+    elif kind == "one pattern":
+        x[::3, 1:3] = np.nan
+    return x
+
+
+def assert_close(found, expected):
+    """Draws of float64 chains that differ by the order of sums; short enough for no difference to grow."""
+    assert (found.count == expected.count).all()
+    for name in ("neg_log_u", "tau", "log_sigma2", "log_weights", "log_joint"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+@needs_devices
+@pytest.mark.parametrize(
+    ("sizes", "kind"),
+    [
+        ({"rows": 2, "trees": 2}, "own patterns"),
+        pytest.param({"trees": 2, "chains": 2}, "complete", marks=pytest.mark.slow),
+        pytest.param({"chains": 2, "rows": 2}, "one pattern", marks=pytest.mark.slow),
+    ],
+)
+def test_draws_are_those_of_one_device(data, sizes, kind):
+    options = {"dictionary": DICTIONARY, "sampler": SAMPLER, "dtype": "float64"}
+    x = _with_missing(data, kind)
+    one = geode_jax.fit(jax.random.key(0), x, **options)
+    several = geode_jax.fit(jax.random.key(0), x, **options, mesh=_mesh(**sizes))
+    assert_close(several.draws, one.draws)
+    np.testing.assert_allclose(several.adaptation.included, one.adaptation.included, rtol=1e-6, atol=1e-9)
+
+
+@needs_devices
+def test_devices_exchange_node_sums_only(data):
+    """Once a sweep; neither statistics nor anything else of the rows' size leaves its device."""
+    forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
+    mesh = placement.with_all_axes(_mesh(trees=2, rows=2))
+    problems = placement.place_problem(forest.problem(Prior(), SAMPLER), mesh)
+    num_trees, num_nodes, num_places, rank = problems.statistics.squared.shape
+    shard = problems.statistics.squared.sharding.shard_shape(problems.statistics.squared.shape)
+    assert shard == (num_trees // 2, num_nodes, num_places // 2, rank)
+
+    keys = jax.random.split(jax.random.key(1), (num_trees, SAMPLER.num_chains))
+    keys = placement.place(keys, jax.NamedSharding(mesh, placement.BY_CHAIN))
+    chains = run._start(keys, problems, mesh)
+    options = {"length": 10, "adaptation": SAMPLER.adaptation, "mesh": mesh}
+    program = run._segment.lower(keys, chains, problems, np.int32(0), np.int32(10), **options).compile().as_text()
+    exchanged = [
+        line for line in program.splitlines() if re.search(r" (all-\w+|collective-\w+|reduce-scatter)\(", line)
+    ]
+    in_sweep = [line for line in exchanged if "/while/body" in line]
+    assert len(in_sweep) == 1
+    assert " all-reduce(" in in_sweep[0]
+    sizes = [[int(n) for n in shape.split(",") if n] for shape in re.findall(r"[fs]32\[([\d,]*)\]", in_sweep[0])]
+    assert max(np.prod(shape) for shape in sizes) == SAMPLER.num_chains * num_nodes * rank
+
+
+@needs_devices
+@pytest.mark.slow
+def test_resumed_run_on_a_mesh_is_the_run(data, tmp_path):
+    forest = geode_jax.learn_forest(jax.random.key(0), _with_missing(data, "own patterns"), dictionary=DICTIONARY)
+    options = {"sampler": SAMPLER, "mesh": _mesh(rows=2, trees=2)}
+    whole = geode_jax.sample_posterior(jax.random.key(1), forest, **options)
+    advance = run._Run.advance
+
+    def once(self):
+        if self.done:
+            raise SystemError("power cut")
+        advance(self)
+
+    with mock.patch.object(run._Run, "advance", once), pytest.raises(SystemError):
+        geode_jax.sample_posterior(jax.random.key(1), forest, **options, checkpoint=tmp_path)
+    resumed = geode_jax.sample_posterior(jax.random.key(1), forest, **options, checkpoint=tmp_path)
+    assert eqx.tree_equal(resumed, whole)
+
+
+@needs_devices
+@pytest.mark.slow
+def test_class_densities_and_estimators_take_a_mesh(data, tmp_path):
+    labels = (data[:, 0] > np.median(data[:, 0])).astype(int)
+    options = {"depth": 1, "max_rank": 2, "num_trees": 2, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+    one = geode_jax.GeodeClassifier(**options).fit(data, labels)
+    model = geode_jax.GeodeClassifier(**options, mesh=_mesh(trees=2, rows=2)).fit(data, labels)
+    np.testing.assert_allclose(model.predict_proba(data), one.predict_proba(data), atol=0.05)
+    model.save(tmp_path / "model.npz")
+    assert geode_jax.GeodeClassifier.load(tmp_path / "model.npz").mesh is None
+
+
+@needs_devices
+def test_a_mesh_that_does_not_fit_is_an_error(data):
+    def fit(mesh):
+        geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, mesh=mesh)
+
+    with pytest.raises(TypeError, match="mesh: expected Mesh or None, got 4"):
+        fit(4)
+    with pytest.raises(ValueError, match="mesh: expected axes among 'trees', 'chains', 'rows', got 'batch'"):
+        fit(_mesh(batch=2))
+    with pytest.raises(ValueError, match="mesh: expected a size of the axis 'trees' that divides 2, got 4"):
+        fit(_mesh(trees=4))
+    with pytest.raises(ValueError, match="mesh: expected a size of the axis 'rows' that divides 16, got 3"):
+        fit(_mesh(rows=3))
+
+
+_PROCESS = """
+import sys
+import jax, numpy as np
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+import geode_jax
+from geode_jax import DictionarySettings, SamplerSettings
+with np.load(sys.argv[3]) as file:
+    x = file["x"]
+mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "trees"))  # a process has half of the rows
+posterior = geode_jax.fit(
+    jax.random.key(0), x, dtype="float64", mesh=mesh, checkpoint=sys.argv[4] + " unfinished",
+    dictionary=DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=10),
+    sampler=SamplerSettings(num_warmup=10, num_samples=10, num_chains=2, segment_length=10),
+)
+posterior.save(sys.argv[4] + f" {sys.argv[2]}.npz")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_draw_what_one_does(data, tmp_path):
+    x = _with_missing(data, "own patterns")
+    np.savez(tmp_path / "x.npz", x=x)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", _PROCESS, str(port)]
+    rest = [str(tmp_path / "x.npz"), str(tmp_path / "posterior")]
+    both = [subprocess.Popen([*command, str(number), *rest], stderr=subprocess.PIPE) for number in range(2)]
+    for process in both:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors.decode()
+    one = geode_jax.fit(jax.random.key(0), x, dtype="float64", dictionary=DICTIONARY, sampler=SAMPLER)
+    found = [geode_jax.Posterior.load(tmp_path / f"posterior {number}.npz") for number in range(2)]
+    assert eqx.tree_equal(*found)
+    assert_close(found[0].draws, one.draws)
