@@ -57,13 +57,19 @@ def timed(times: dict[str, float], name: str) -> Iterator[None]:
     times[name] = time.perf_counter() - start
 
 
+def _module() -> str:
+    """What `python -m` was given."""
+    name = Path(sys.argv[0]).stem
+    return "benchmarks" if name == "__main__" else f"benchmarks.{name}"
+
+
 def write_result(name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> Path:
     """Write rows of numbers with versions, machine and settings to benchmarks/results/NAME.json."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     record = {
         "name": name,
-        "command": " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
         "settings": settings,
         "versions": {package: metadata.version(package) for package in _PACKAGES},
         "machine": {

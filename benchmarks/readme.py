@@ -421,6 +421,27 @@ def _sweep() -> list[str]:
     return lines
 
 
+def _devices() -> list[str]:
+    record = _load("devices")
+    settings = record["settings"]
+    lines = [
+        f"**Two devices against one**, {settings['trees']} trees of {settings['chains']} chains; a device is a core"
+        " with one thread, and both share one bus to the memory, which alone limits the larger problem,"
+        f" `{record['command']}`:",
+        "",
+    ]
+    rows = [
+        [
+            f"{row['rows']} x {row['nodes']} x {row['rank']}",
+            row["devices"],
+            f"{row['sweep ms']:.1f}",
+            f"{row['speed']:.2f}",
+        ]
+        for row in record["rows"]
+    ]
+    return lines + _table(["rows x nodes x rank", "devices", "a sweep, ms", "speed, one device being 1"], rows)
+
+
 def _smoothness() -> list[str]:
     record = _load("smoothness")
     rows = record["rows"]
@@ -489,6 +510,8 @@ def render_details() -> str:
         *_literal(),
         "",
         *_sweep(),
+        "",
+        *_devices(),
         "",
         _speed_of_draws(),
         "",

@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import (
     choices,
+    devices,
     digits_density,
     dimension,
     frey_inpainting,
@@ -223,6 +224,11 @@ def test_literal_sampler_agrees():
 def test_sweep():
     (row,) = sweep.main(["--quick"])
     assert row["ratio"] > 0
+
+
+@pytest.mark.slow
+def test_devices():
+    assert [row["devices"] for row in devices.main(["--quick"])] == ["one device", "2 x rows"]
 
 
 def test_entry_point(capsys):

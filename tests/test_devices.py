@@ -148,6 +148,12 @@ posterior = geode_jax.fit(
     sampler=SamplerSettings(num_warmup=10, num_samples=10, num_chains=2, segment_length=10),
 )
 posterior.save(sys.argv[4] + f" {sys.argv[2]}.npz")
+another = jax.random.key(int(sys.argv[2]))
+forest = geode_jax.learn_forest(another, x, dictionary=DictionarySettings(num_trees=2, depth=1))
+try:
+    geode_jax.sample_posterior(jax.random.key(0), forest, mesh=mesh)
+except ValueError as error:
+    print(error)
 """
 
 
@@ -160,10 +166,14 @@ def test_two_processes_draw_what_one_does(data, tmp_path):
         port = free.getsockname()[1]
     command = [sys.executable, "-c", _PROCESS, str(port)]
     rest = [str(tmp_path / "x.npz"), str(tmp_path / "posterior")]
-    both = [subprocess.Popen([*command, str(number), *rest], stderr=subprocess.PIPE) for number in range(2)]
+    both = [
+        subprocess.Popen([*command, str(number), *rest], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for number in range(2)
+    ]
     for process in both:
-        _, errors = process.communicate(timeout=300)
+        output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors.decode()
+        assert b"mesh: expected every process to call with the same data" in output
     one = geode_jax.fit(jax.random.key(0), x, dtype="float64", dictionary=DICTIONARY, sampler=SAMPLER)
     found = [geode_jax.Posterior.load(tmp_path / f"posterior {number}.npz") for number in range(2)]
     assert eqx.tree_equal(*found)

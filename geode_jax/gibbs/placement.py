@@ -4,12 +4,14 @@ Trees and chains never talk to each other. Devices that share the rows of a tree
 which is all that a sweep must know of other rows. Random numbers are those of one device.
 """
 
+import hashlib
 from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._typing import Array
@@ -46,6 +48,20 @@ def place_problem(problems: Problem, mesh: Mesh) -> Problem:
         specs = eqx.tree_at(lambda it: it.partial, specs, rows)
         problems = eqx.tree_at(lambda it: it.partial, problems, partial)
     return jax.tree.map(lambda leaf, spec: place(leaf, NamedSharding(mesh, spec)), problems, specs)
+
+
+def check_same(problems: Problem) -> None:
+    """Raise ValueError unless every process has the same problem: each has learned it for itself."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(problems):
+        digest.update(np.ascontiguousarray(leaf).data)
+    try:
+        multihost_utils.assert_equal(np.frombuffer(digest.digest(), np.uint8))
+    except AssertionError:
+        raise ValueError(
+            "mesh: expected every process to call with the same data, key and settings, and with the same versions of"
+            " all packages; got different trees or dictionaries"
+        ) from None
 
 
 def chain_shardings(chains: Chain, mesh: Mesh) -> Chain:

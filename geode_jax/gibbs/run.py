@@ -19,6 +19,7 @@ from geode_jax.gibbs.placement import (
     CHAINS,
     TREES,
     chain_shardings,
+    check_same,
     fetch,
     place,
     place_problem,
@@ -138,6 +139,8 @@ class _Run:
         keys = jax.random.split(key, (num_trees, settings.num_chains, 2))
         start, self.keys = keys[..., 0], keys[..., 1]
         if self.mesh is not None:
+            if self.mesh.is_multi_process:
+                check_same(problems)
             self.problems = place_problem(problems, self.mesh)
             start, self.keys = (place(part, NamedSharding(self.mesh, BY_CHAIN)) for part in (start, self.keys))
         self.total = settings.num_warmup + settings.num_samples * settings.thinning
