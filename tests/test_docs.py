@@ -2,10 +2,13 @@
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
+
+import geode_jax
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,6 +26,12 @@ def test_docstrings(name):
     result = doctest.testmod(importlib.import_module(f"geode_jax.estimators.{name}"))
     assert result.attempted > 4
     assert result.failed == 0
+
+
+def test_reference_has_every_public_name():
+    pages = "\n".join(page.read_text() for page in (ROOT / "notebooks" / "reference").glob("*.md"))
+    listed = re.findall(r"^::: geode_jax\.(?:\w+\.)?(\w+)$", pages, flags=re.MULTILINE)
+    assert set(geode_jax.__all__) <= set(listed)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
