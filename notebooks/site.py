@@ -1,9 +1,11 @@
 """The pages of the site that lie elsewhere in the repository: README, results and changelog (a hook of MkDocs)."""
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
+import latex2mathml.converter
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -24,5 +26,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Docstrings name functions and classes as Sphinx would have it; only the name is shown."""
-    return re.sub(r":(func|class|meth|mod):(?=\s*<code>)", "", html)
+    """Formulas as MathML, which browsers show without a script; names of functions without Sphinx's roles."""
+    html = re.sub(r":(func|class|meth|mod):(?=\s*<code>)", "", html)
+    html = re.sub(
+        r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda found: _math(found, "inline"), html, flags=re.S
+    )
+    return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', lambda found: _math(found, "block"), html, flags=re.S)
+
+
+def _math(found: re.Match[str], display: str) -> str:
+    return latex2mathml.converter.convert(unescape(found[1]).strip(), display=display)
