@@ -22,6 +22,8 @@ from geode_jax.settings import GammaPrior
 # flagged here is worse than that, bad enough to change predictions.
 LARGEST_R_HAT = 1.05
 FEWEST_EFFECTIVE = 50
+# Noise below this share of the data's deviation is no measurement's.
+COLLAPSED_NOISE = 1e-4
 
 
 class Diagnostic(NamedTuple):
@@ -101,6 +103,7 @@ def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
             f"{chances[-1]:.0%} of the rows use all {chances.size - 1} directions: the intrinsic dimension is cut off"
             " by max_rank; raise it"
         )
+    problems += _complaints_about_scales(posterior)
     if problems:
         return "\n".join(problems)
     chains = "chains agree" if posterior.num_chains > 1 else "the one chain per tree agrees with itself (run several)"
@@ -116,6 +119,26 @@ def _chains_with_other_directions(posterior: Posterior) -> np.ndarray:
     is_active = np.asarray(posterior.draws.is_active)[:, :, -1]
     holds_rows = np.asarray(posterior.draws.count).mean(axis=2) >= 1.0
     return ((is_active != is_active[:, :1]) & holds_rows[..., None]).any(axis=(1, 2, 3))
+
+
+def _complaints_about_scales(posterior: Posterior) -> list[str]:
+    """Noise that has collapsed, and scales that are there for nothing."""
+    weights = posterior.scale_weights.mean(axis=(0, 1, 2))
+    # in model coordinates, where the data's mean square is 1
+    noise = np.exp(0.5 * np.median(np.asarray(posterior.draws.log_sigma2, np.float64), axis=(0, 1, 2)))
+    found = [
+        f"scale {scale}: the noise has collapsed to {noise[scale]:.0e} of the data's deviation; look for repeated rows,"
+        " or for features that follow from others"
+        for scale in np.flatnonzero((noise < COLLAPSED_NOISE) & (weights >= 0.01))
+    ]
+    count = np.asarray(posterior.draws.count, np.float64).mean(axis=(1, 2))
+    by_scale = np.stack([count[:, posterior.dictionary.tree.scale == scale].sum(axis=1) for scale in range(noise.size)])
+    last = int(np.flatnonzero(by_scale.max(axis=1) >= 1.0)[-1])
+    if last < noise.size - 1:
+        found.append(
+            f"scales {last + 1} to {noise.size - 1} hold no row; depth={last} gives the same posterior at less cost"
+        )
+    return found
 
 
 def _diagnose_one(tree: int, name: str, values: np.ndarray) -> Diagnostic:

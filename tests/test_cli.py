@@ -72,6 +72,9 @@ def test_streams(folder, suffix, data):
     np.testing.assert_allclose(_read(target)[:, 1], model.novelty(data[:25]))
     assert run(["sample", str(folder / "model.npz"), "7", str(target), "--seed", "3"]) == 0
     np.testing.assert_array_equal(_read(target), model.set_params(random_state=3).sample(7))
+    with mock.patch("geode_jax.cli.commands._SAMPLE_ROWS", 3):
+        assert run(["sample", str(folder / "model.npz"), "7", str(target)]) == 0
+    assert np.unique(_read(target), axis=0).shape == (7, 6)
 
 
 def test_columns_have_names(folder):
@@ -153,6 +156,8 @@ def test_wrong_arguments(folder, capsys):
         ["guess"],
         ["fit"],
         ["sample", "m", "0", "out.npy"],
+        ["fit", "a.csv", "m.npz", "--trees", "0"],
+        ["fit", "a.csv", "m.npz", "--depth", "-1"],
         ["impute", "m", "a", "b", "--interval", "1.5"],
     ):
         with pytest.raises(SystemExit) as stop:

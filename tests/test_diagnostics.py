@@ -121,6 +121,23 @@ def test_chains_with_other_directions_are_told(clean):
     assert "tree 1, log joint: chains" in text
 
 
+def test_noise_that_collapsed_is_told(clean):
+    log_sigma2 = clean.draws.log_sigma2.copy()
+    log_sigma2[..., 2] = 2.0 * np.log(5e-5)
+    text = diagnostics.report(eqx.tree_at(lambda it: it.draws.log_sigma2, clean, log_sigma2))
+    assert "scale 2: the noise has collapsed to 5e-05 of the data's deviation" in text
+    assert "scale 1: the noise" not in text
+
+
+def test_scales_that_hold_no_row_are_told(clean):
+    count = clean.draws.count.copy()
+    count[..., 3:] = 0
+    text = diagnostics.report(eqx.tree_at(lambda it: it.draws.count, clean, count))
+    assert "scales 2 to 2 hold no row; depth=1" in text
+    count[1, ..., 5] = 3  # one tree uses it
+    assert "hold no row" not in diagnostics.report(eqx.tree_at(lambda it: it.draws.count, clean, count))
+
+
 def test_constant_quantities_and_few_draws(posterior):
     constant = _with_log_joint(posterior, np.full((2, 2, 30), 5.0))
     assert all(np.isfinite(entry.r_hat) for entry in diagnostics.diagnose(constant))

@@ -69,14 +69,26 @@ def test_cells_are_the_covariances(ax, posterior, data):
     basis = np.asarray(dictionary.bases[1, node])[[2, 4]]
     covariance = (basis * signal.mean(axis=(0, 1))) @ basis.T + noise * np.eye(2)
     covariance *= np.outer(posterior.scale[[2, 4]], posterior.scale[[2, 4]])
-    heaviest = max(ax.patches, key=lambda patch: patch.get_alpha())
-    angle, size = np.radians(heaviest.angle), np.array([heaviest.width, heaviest.height]) / 4
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    np.testing.assert_allclose((turn * size**2) @ turn.T, covariance, rtol=1e-4)
+    heaviest = max(ax.lines[1:], key=lambda line: line.get_alpha() or 0.0)
+    outline = heaviest.get_xydata()[:-1]  # two standard deviations all around, the last point being the first
+    centre = posterior.shift[[2, 4]] + posterior.scale[[2, 4]] * np.asarray(dictionary.centres[1, node])[[2, 4]]
+    np.testing.assert_allclose(outline.mean(axis=0), centre, rtol=1e-5)
+    np.testing.assert_allclose(np.cov(outline.T, bias=True) / 2, covariance, rtol=1e-4)
     with pytest.raises(ValueError, match="tree: expected a number below 2, got 2"):
         cells(ax, posterior, tree=2)
-    with pytest.raises(ValueError, match="features: expected two numbers below 6"):
+    with pytest.raises(ValueError, match="features: expected 2 numbers below 6"):
         cells(ax, posterior, features=(0, 6))
+
+
+def test_cells_in_three_dimensions(posterior, data):
+    """Three great ellipses for every ellipse."""
+    flat, solid = Figure().subplots(), Figure().subplots(subplot_kw={"projection": "3d"})
+    cells(flat, posterior, data)
+    assert cells(solid, posterior, data, features=(0, 1, 2)) is solid
+    ellipses, great = (sum(line.get_alpha() is not None for line in ax.lines[1:]) for ax in (flat, solid))
+    assert great == 3 * ellipses > 0
+    with pytest.raises(ValueError, match="features: expected 3 numbers below 6"):
+        cells(solid, posterior)
 
 
 def test_dictionary_images(ax, posterior):

@@ -15,6 +15,7 @@ from geode_jax.demo import digits
 from geode_jax.estimators.density import GeodeDensity
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
+_SAMPLE_ROWS = 1000  # drawn at a time
 
 _DESCRIPTION = """\
 Bayesian multiscale density estimation (GEODE) of tables of numbers.
@@ -76,11 +77,17 @@ def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None]
     return found
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
-    return value
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"expected a number of at least {least}, got {text}")
+        return value
+
+    return number
+
+
+_positive = _at_least(1)
 
 
 def _share(text: str) -> float:
@@ -107,7 +114,12 @@ def _add_fit(commands: Any) -> None:
         default = defaults[name]
         said = "by the data's shape" if default is None else default
         command.add_argument(
-            option, dest=name, type=_positive, default=default, metavar="N", help=f"{text} (default: {said})"
+            option,
+            dest=name,
+            type=_at_least(0) if name == "depth" else _positive,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: {said})",
         )
     command.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="precision of the fit")
     command.add_argument(
@@ -234,9 +246,11 @@ def _add_sample(commands: Any) -> None:
 
 def _sample(options: argparse.Namespace) -> None:
     model, names = _load(options.model)
-    model.set_params(random_state=options.seed)
+    generator = np.random.RandomState(options.seed)
+    model.set_params(random_state=generator)  # which goes on from chunk to chunk
     with new_table(options.output, options.rows, names or _numbered(model)) as write:
-        write(model.sample(options.rows))
+        for start in range(0, options.rows, _SAMPLE_ROWS):
+            write(model.sample(min(_SAMPLE_ROWS, options.rows - start)))
 
 
 def _add_info(commands: Any) -> None:

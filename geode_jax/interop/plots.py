@@ -1,10 +1,10 @@
 """Pictures, with matplotlib (``pip install "geode-jax[plots]"``)."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Ellipse
 from matplotlib.ticker import MaxNLocator
 
 from geode_jax._checks import check_data, check_integer
@@ -87,20 +87,22 @@ def scale_weights(ax: Axes, posterior: Posterior) -> Axes:
 def cells(
     ax: Axes, posterior: Posterior, X: ArrayLike | None = None, *, tree: int = 0, features: Sequence[int] = (0, 1)
 ) -> Axes:
-    """Draw one tree's nodes over two of the features: an ellipse of two standard deviations each.
+    """Draw one tree's nodes over two of the features, or over three on 3-D axes: two standard deviations of each.
 
-    At the posterior means of log sigma and alpha2 / sigma2; the darker the heavier, the colour is the scale. Nodes of
-    less than 0.1% are left out. Rows of `X` are drawn as points.
+    An ellipse in two dimensions, the three great ellipses of an ellipsoid in three, at the posterior means of log sigma
+    and alpha2 / sigma2; the darker the heavier, the colour is the scale. Nodes of less than 0.1% are left out. Rows of
+    `X` are drawn as points.
     """
     tree = check_integer(tree, "tree", 0)
     if tree >= posterior.num_trees:
         raise ValueError(f"tree: expected a number below {posterior.num_trees}, got {tree}")
-    pair = list(features)
-    if len(pair) != 2 or not all(0 <= feature < posterior.num_features for feature in pair):
-        raise ValueError(f"features: expected two numbers below {posterior.num_features}, got {features!r}")
+    shown = list(features)
+    wanted = 3 if ax.name == "3d" else 2
+    if len(shown) != wanted or not all(0 <= feature < posterior.num_features for feature in shown):
+        raise ValueError(f"features: expected {wanted} numbers below {posterior.num_features}, got {features!r}")
     if X is not None:
         rows = check_data(X, allow_nan=True, num_features=posterior.num_features)
-        ax.plot(rows[:, pair[0]], rows[:, pair[1]], ".", color="black", markersize=2, alpha=0.4)
+        ax.plot(*rows[:, shown].T, ".", color="black", markersize=2, alpha=0.4)
     dictionary, draws = posterior.dictionary, posterior.draws
     scale_of = dictionary.tree.scale
     weight = np.exp(np.asarray(draws.log_weights[tree], np.float64)).mean(axis=(0, 1))
@@ -108,27 +110,22 @@ def cells(
     log_noise = np.asarray(draws.log_sigma2[tree], np.float64)[..., scale_of]
     noise = np.exp(log_noise.mean(axis=(0, 1)))
     signal = noise[:, None] * np.expm1(np.asarray(draws.neg_log_u[tree], np.float64)).mean(axis=(0, 1))
-    unit = posterior.scale[pair]
+    unit = posterior.scale[shown]
+    angle = np.linspace(0.0, 2.0 * np.pi, 60)
     for node in np.flatnonzero(weight > 1e-3):
-        basis = np.asarray(dictionary.bases[tree, node], np.float64)[pair]
-        covariance = (basis * signal[node]) @ basis.T + noise[node] * np.eye(2)
+        basis = np.asarray(dictionary.bases[tree, node], np.float64)[shown]
+        covariance = (basis * signal[node]) @ basis.T + noise[node] * np.eye(wanted)
         values, vectors = np.linalg.eigh(covariance * np.outer(unit, unit))
-        centre = posterior.shift[pair] + unit * np.asarray(dictionary.centres[tree, node], np.float64)[pair]
-        ellipse = Ellipse(
-            (float(centre[0]), float(centre[1])),
-            width=4.0 * np.sqrt(values[1]),
-            height=4.0 * np.sqrt(values[0]),
-            angle=float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1]))),
-            facecolor="none",
-            edgecolor=f"C{scale_of[node] % 10}",
-            linewidth=1.5,
-            alpha=float(np.clip(0.15 + 0.85 * np.sqrt(weight[node] / weight.max()), 0.0, 1.0)),
-        )
-        ax.add_patch(ellipse)
+        centre = posterior.shift[shown] + unit * np.asarray(dictionary.centres[tree, node], np.float64)[shown]
+        half_axes = 2.0 * np.sqrt(values) * vectors
+        darkness = float(np.clip(0.15 + 0.85 * np.sqrt(weight[node] / weight.max()), 0.0, 1.0))
+        for first, second in itertools.combinations(half_axes.T, 2):
+            outline = centre + np.cos(angle)[:, None] * first + np.sin(angle)[:, None] * second
+            ax.plot(*outline.T, color=f"C{scale_of[node] % 10}", linewidth=1.5, alpha=darkness)
     for scale in np.unique(scale_of[weight > 1e-3]):
-        ax.plot([], [], color=f"C{scale % 10}", label=f"scale {scale}")
-    ax.set(xlabel=f"feature {pair[0]}", ylabel=f"feature {pair[1]}")
-    ax.autoscale_view()
+        ax.plot(*[[]] * wanted, color=f"C{scale % 10}", label=f"scale {scale}")
+    labels = [f"feature {feature}" for feature in shown]
+    ax.set(**dict(zip(("xlabel", "ylabel", "zlabel"), labels, strict=False)))
     ax.legend(frameon=False)
     return ax
 
