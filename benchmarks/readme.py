@@ -386,6 +386,27 @@ def _mnist_validation() -> list[str]:
     return lines
 
 
+def _truncation() -> list[str]:
+    record = _load("truncation")
+    settings = record["settings"]
+    lines = [
+        "**What a finite tree and finite ranks lose, a priori** (the paper's two theorems): expected total variation"
+        f" distance between a density from the prior and the same cut off, {settings['draws']} densities; bound by"
+        f" `geode_jax.truncation`, `{record['command']}`:",
+        "",
+    ]
+    rows = [
+        [
+            row["prior"],
+            f"{row['cut']} {row['at']}",
+            f"{row['bound']:.1e}",
+            f"{row['measured']:.1e} ± {row['standard_error']:.0e}",
+        ]
+        for row in record["rows"]
+    ]
+    return lines + _table(["prior", "cut at", "bound", "measured"], rows)
+
+
 def _literal() -> list[str]:
     record = _load("literal")
     settings = record["settings"]
@@ -506,6 +527,8 @@ def render_details() -> str:
         *_choices(),
         "",
         *_proofs(),
+        "",
+        *_truncation(),
         "",
         *_literal(),
         "",

@@ -23,6 +23,7 @@ from benchmarks import (
     sweep,
     swiss_roll,
     truncated_gamma,
+    truncation,
 )
 from benchmarks.__main__ import experiments
 from benchmarks.__main__ import main as entry_point
@@ -229,6 +230,12 @@ def test_sweep():
 @pytest.mark.slow
 def test_devices():
     assert [row["devices"] for row in devices.main(["--quick"])] == ["one device", "2 x rows"]
+
+
+def test_truncation():
+    rows = truncation.main(["--quick"])
+    assert {row["cut"] for row in rows} == {"depth", "rank"}
+    assert all(0.0 <= row["measured"] <= 1.0 for row in rows)
 
 
 def test_entry_point(capsys):

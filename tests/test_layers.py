@@ -14,6 +14,7 @@ LAYERS = {
     "_typing": 0,
     "_checks": 0.5,
     "settings": 1,
+    "truncation": 1.5,
     "storage": 1.5,
     "memory": 1.5,
     "checkpoint": 1.6,

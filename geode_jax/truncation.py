@@ -1,0 +1,72 @@
+"""What is lost by a finite tree and a finite number of directions, a priori, and how many of each an error allows.
+
+The model's tree may be endless, and so may the directions of a node. Let f be the density under the endless model and g
+that of the model cut off, given the same parameters; errors are bounds on the prior mean of their total variation
+distance (the paper's two truncation theorems, for the prior as it stands here).
+
+**Depth.** Cut below scale L, where every row stops, only rows that would have gone on can lie elsewhere. Each of L + 1
+nodes on their path let them pass with probability 1 - S, S ~ Beta(1, a_S), so that
+
+    E TV(f, g)  <=  E ( a_S / (1 + a_S) )^(L + 1) .
+
+**Rank.** Without direction m its variance sigma2 / u is sigma2, and the divergence KL(g || f) of a node grows by
+(u - 1 - log u) / 2 <= (log u)^2 / 4. Given delta, -log u has a density proportional to exp(-(delta + 1) t - exp(-t)),
+whose last factor lies between 1/e and 1, hence E (log u)^2 <= 2 e / (delta + 1)^2. With delta = tau_1 ... tau_m and
+r = E tau^-2 = a (1 - a e^a E_1(a)) these sum up to a geometric series, and by Pinsker's inequality
+
+    E TV(f, g)  <=  ( e r^(d + 1) / (4 (1 - r)) )^(1/2) .
+
+Data may ask for more than the prior expects: these are floors for `depth` and `max_rank`, not choices.
+"""
+
+import bisect
+import math
+from collections.abc import Callable
+
+from scipy import special, stats
+
+from geode_jax._checks import check_instance, check_integer, check_number
+from geode_jax.settings import GammaPrior, Prior
+
+
+def depth_error(depth: int, prior: Prior | None = None) -> float:
+    """Bound on the expected total variation distance that a tree of `depth` scales below the root leaves."""
+    depth = check_integer(depth, "depth", 0)
+    concentration = (check_instance(prior, "prior", (Prior, None)) or Prior()).stop_concentration
+    if not isinstance(concentration, GammaPrior):
+        return (concentration / (1.0 + concentration)) ** (depth + 1)
+    learned = stats.gamma(concentration.shape, scale=1.0 / concentration.rate)
+    return float(learned.expect(lambda a: (a / (1.0 + a)) ** (depth + 1)))
+
+
+def rank_error(rank: int, prior: Prior | None = None) -> float:
+    """Bound on the expected total variation distance that `rank` directions per node leave."""
+    rank = check_integer(rank, "rank", 0)
+    a = (check_instance(prior, "prior", (Prior, None)) or Prior()).tau_rate
+    ratio = a * (1.0 - a * float(_scaled_exp1(a)))
+    return min(1.0, math.sqrt(math.e * ratio ** (rank + 1) / (4.0 * (1.0 - ratio))))
+
+
+def depth_for(error: float, prior: Prior | None = None) -> int:
+    """The least depth whose :func:`depth_error` is at most `error`."""
+    error = check_number(error, "error", above=0.0, below=1.0)
+    return _least(lambda depth: depth_error(depth, prior) <= error)
+
+
+def rank_for(error: float, prior: Prior | None = None) -> int:
+    """The least rank whose :func:`rank_error` is at most `error`, and at least 1."""
+    error = check_number(error, "error", above=0.0, below=1.0)
+    return max(1, _least(lambda rank: rank_error(rank, prior) <= error))
+
+
+def _least(is_enough: Callable[[int], bool]) -> int:
+    """The least number from 0 that is enough, where all above it are."""
+    high = 1
+    while not is_enough(high):
+        high *= 2
+    return bisect.bisect_left(range(high), True, key=is_enough)
+
+
+def _scaled_exp1(a: float) -> float:
+    """``exp(a) E_1(a)``: as a confluent hypergeometric function, for the factors apart over- and underflow."""
+    return float(special.hyperu(1.0, 1.0, a))
