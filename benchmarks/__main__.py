@@ -8,7 +8,7 @@ import time
 
 import benchmarks
 
-NOT_EXPERIMENTS = {"__main__", "common", "readme"}
+NOT_EXPERIMENTS = {"__main__", "common", "figures", "readme", "rivals"}
 
 
 def experiments() -> list[str]:

@@ -386,6 +386,52 @@ def _mnist_validation() -> list[str]:
     return lines
 
 
+def _features_time() -> list[str]:
+    record = _load("features_time")
+    settings = record["settings"]
+    lines = [
+        f"**Each stage against the number of features** (the paper's figure 1; {settings['rows']} rows, one tree, 500 +"
+        f" 500 sweeps, nothing compiled), `{record['command']}`, drawn by `python -m benchmarks.figures`:",
+        "",
+        "![Seconds of each stage against D](../notebooks/features_time.png)",
+        "",
+    ]
+    rows = [
+        [row["method"], str(row["features"]), f"{row['stage_one_s']:.1f}", f"{row['stage_two_s']:.1f}"]
+        for row in sorted(record["rows"], key=lambda row: row["method"])
+    ]
+    return lines + _table(["method", "D", "stage one, s", "stage two, s"], rows)
+
+
+def _inclusion() -> list[str]:
+    record = _load("inclusion")
+    lines = [
+        f"**Directions in use** (the paper's figure 3), {record['settings']['rank']} offered, `{record['command']}`."
+        " The paper's removal test, and the posterior of the intrinsic dimension; on the roll the shared span has rank 3.",
+        "",
+        "![Probability that each direction is in use, and of each intrinsic dimension](../notebooks/inclusion.png)",
+        "",
+    ]
+    rows = [
+        [
+            row["data"],
+            str(row["truth"]),
+            row["method"],
+            f"{row['excluded_redundant']:.1%}",
+            str(int(np.argmax(row["dimension"]))),
+        ]
+        for row in record["rows"]
+    ]
+    head = ["data", "dimension", "method", "mean probability that a redundant direction is out", "posterior mode"]
+    return lines + _table(head, rows)
+
+
+_PARABOLA = (
+    "**The METIS tree of a noisy parabola** (the paper's appendix):\n\n"
+    "![Cells of a parabola at four scales](../notebooks/parabola.png)"
+)
+
+
 def _truncation() -> list[str]:
     record = _load("truncation")
     settings = record["settings"]
@@ -527,6 +573,12 @@ def render_details() -> str:
         *_choices(),
         "",
         *_proofs(),
+        "",
+        *_features_time(),
+        "",
+        *_inclusion(),
+        "",
+        _PARABOLA,
         "",
         *_truncation(),
         "",

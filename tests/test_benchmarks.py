@@ -8,8 +8,11 @@ from benchmarks import (
     devices,
     digits_density,
     dimension,
+    features_time,
+    figures,
     frey_inpainting,
     frey_missing,
+    inclusion,
     literal,
     missing_time,
     mixing,
@@ -232,6 +235,23 @@ def test_devices():
     assert [row["devices"] for row in devices.main(["--quick"])] == ["one device", "2 x rows"]
 
 
+@pytest.mark.slow
+def test_features_time():
+    assert all(row["stage_one_s"] > 0 and row["stage_two_s"] > 0 for row in features_time.main(["--quick"]))
+
+
+@pytest.mark.slow
+def test_inclusion():
+    assert [row["method"] for row in inclusion.main(["--quick"])] == ["default", "published"]
+
+
+def test_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "PICTURES", tmp_path)
+    figures.main()
+    assert {path.stem for path in tmp_path.glob("*.png")} == set(figures.FIGURES)
+
+
+@pytest.mark.slow
 def test_truncation():
     rows = truncation.main(["--quick"])
     assert {row["cut"] for row in rows} == {"depth", "rank"}
