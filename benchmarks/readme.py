@@ -407,8 +407,8 @@ def _inclusion() -> list[str]:
     record = _load("inclusion")
     lines = [
         f"**Directions in use** (the paper's figure 3), {record['settings']['rank']} offered, `{record['command']}`."
-        " The paper's removal test, and the posterior of the intrinsic dimension; on the roll the default finds a shared"
-        " span of three directions, and offers no more.",
+        " The paper's removal test, and the posterior of the intrinsic dimension; on the roll the default finds a"
+        " shared span of three directions, and offers no more.",
         "",
         "![Probability that each direction is in use, and of each intrinsic dimension](../notebooks/inclusion.png)",
         "",

@@ -15,7 +15,7 @@ from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales, middle_cells
-from geode_jax.build.partition import Partition, default_depth, partition_rows
+from geode_jax.build.partition import Partition, default_depth, partition_rows, route_rows
 from geode_jax.build.row_space import is_worth, row_coordinates
 from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
 from geode_jax.build.standardise import Frame, learn_frame, to_model
@@ -35,6 +35,8 @@ STATISTICS_BYTES = 2**32
 GROUP_COST = 1e8
 # Trees whose conditional means fill missing entries.
 FILL_TREES = 4
+# Rows that a tree is learned from by default: more make finer cuts no better, and the graph slow.
+TREE_ROWS = 100_000
 BAR_FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
 
 
@@ -68,11 +70,10 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
     """Fill in what was left to the data's shape.
 
     `max_rank`: 50, but at most half the features beyond 20, and no more than the data allow (with as many directions as
-    features, nothing tells of the noise), or than keeps the matrices
-    of `num_partial` rows with missing features at four candidate nodes of all trees within 4 GiB. `num_neighbors`: 10,
-    or more for very large n. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings.
-    `depth`: until cells reach twice that size, at most 7, and no deeper than the float32 statistics of all trees fit in
-    4 GiB.
+    features, nothing tells of the noise), or than keeps the matrices of `num_partial` rows with missing features at
+    four candidate nodes of all trees within 4 GiB. `num_neighbors`: 10, or more for very large n. `tree_rows`: all, up
+    to 100,000. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings. `depth`: until
+    cells reach twice that size, at most 7, and no deeper than the float32 statistics of all trees fit in 4 GiB.
     """
     limit = max(1, min(num_features, num_rows) - 1)
     max_rank = settings.max_rank
@@ -82,6 +83,7 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
             max_rank = min(max_rank, max(1, int(np.sqrt(STATISTICS_BYTES / (32 * settings.num_trees * num_partial)))))
     max_rank = min(max_rank, limit)
     num_neighbors = min(settings.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
+    tree_rows = min(settings.tree_rows or TREE_ROWS, num_rows)
     min_cell_size = settings.min_cell_size or max(2, min(10, num_rows // 4))
     depth = settings.depth
     if depth is None:
@@ -93,6 +95,7 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
         settings,
         max_rank=max_rank,
         num_neighbors=num_neighbors,
+        tree_rows=tree_rows,
         min_cell_size=min_cell_size,
         depth=depth,
     )
@@ -261,13 +264,20 @@ def _grow_trees(
 
 
 def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: int) -> Partition:
-    """Trees of a forest differ by their METIS seed and their neighbour count."""
+    """Trees of a forest differ by their METIS seed, their neighbour count, and the rows they are learned from."""
     assert settings.num_neighbors is not None
+    assert settings.tree_rows is not None
     assert settings.depth is not None
     assert settings.min_cell_size is not None
     num_neighbors = min(settings.num_neighbors + 2 * number, x.shape[0] - 1)
-    graph = neighbour_graph(x, num_neighbors, seed)
-    return partition_rows(x, graph, settings.depth, settings.min_cell_size, seed)
+    if settings.tree_rows >= x.shape[0]:
+        graph = neighbour_graph(x, num_neighbors, seed)
+        return partition_rows(x, graph, settings.depth, settings.min_cell_size, seed)
+    known = np.sort(np.random.default_rng(seed).choice(x.shape[0], settings.tree_rows, replace=False))
+    graph = neighbour_graph(x[known], min(num_neighbors, known.size - 1), seed)
+    fewest = max(2, settings.min_cell_size * known.size // x.shape[0])
+    partition = partition_rows(x[known], graph, settings.depth, fewest, seed)
+    return route_rows(x, partition, known, settings.min_cell_size)
 
 
 def _find_span(

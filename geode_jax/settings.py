@@ -77,17 +77,19 @@ class DictionarySettings:
     """How stage one learns the trees and their dictionaries. None means: chosen from the data's shape.
 
     `max_rank`: directions per node. `depth`: scales below the root. `num_trees`: trees that are averaged.
-    `num_neighbors`: neighbours per row in the graph. `min_cell_size`: rows below which a cell is not split off.
-    `parent_rows`: how many rows the parent's covariance counts for in a cell's; None as in the paper, where cells share
-    nothing. `cross_fit`: None gives the paper's in-sample statistics. `feature_noise`: None gives the paper's isotropic
-    noise. `shared_span`: None lets nodes learn their directions in R^D, as in the paper. `missing_rows`: for rows with
-    missing features.
+    `num_neighbors`: neighbours per row in the graph. `tree_rows`: rows that a tree's graph and cuts are learned from,
+    other ones for every tree; the rest go to the nearer centre from the root down. `min_cell_size`: rows below which a
+    cell is not split off. `parent_rows`: how many rows the parent's covariance counts for in a cell's; None as in the
+    paper, where cells share nothing. `cross_fit`: None gives the paper's in-sample statistics. `feature_noise`: None
+    gives the paper's isotropic noise. `shared_span`: None lets nodes learn their directions in R^D, as in the paper.
+    `missing_rows`: for rows with missing features.
     """
 
     max_rank: int | None = None
     depth: int | None = None
     num_trees: int = 8
     num_neighbors: int | None = None
+    tree_rows: int | None = None
     min_cell_size: int | None = None
     parent_rows: float | None = 3.0
     cross_fit: CrossFit | None = CrossFit()
@@ -97,7 +99,13 @@ class DictionarySettings:
 
     def __post_init__(self) -> None:
         check_integer(self.num_trees, "num_trees", 1)
-        for name, minimum in (("max_rank", 1), ("depth", 0), ("num_neighbors", 1), ("min_cell_size", 2)):
+        for name, minimum in (
+            ("max_rank", 1),
+            ("depth", 0),
+            ("num_neighbors", 1),
+            ("tree_rows", 2),
+            ("min_cell_size", 2),
+        ):
             value = getattr(self, name)
             if value is not None:
                 check_integer(value, name, minimum)

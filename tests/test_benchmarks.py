@@ -25,6 +25,7 @@ from benchmarks import (
     stage_one,
     sweep,
     swiss_roll,
+    tree_rows,
     truncated_gamma,
     truncation,
 )
@@ -249,6 +250,16 @@ def test_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "PICTURES", tmp_path)
     figures.main()
     assert {path.stem for path in tmp_path.glob("*.png")} == set(figures.FIGURES)
+
+
+@pytest.mark.slow
+def test_tree_rows():
+    try:
+        find_data("mnist.npz")
+    except SystemExit:
+        pytest.skip("MNIST is not ours to ship")
+    whole, part = tree_rows.main(["--quick"])
+    assert np.isfinite([whole["nats"], part["nats"], part["gain"]]).all()
 
 
 @pytest.mark.slow

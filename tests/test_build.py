@@ -14,7 +14,7 @@ from geode_jax.build.evidence import cross_fitted_log_likelihood
 from geode_jax.build.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.parallel import each
-from geode_jax.build.partition import Partition, default_depth, partition_rows
+from geode_jax.build.partition import Partition, default_depth, partition_rows, route_rows
 from geode_jax.build.span import choose_span, learn_span, learn_subspaces_in_span
 from geode_jax.build.standardise import learn_frame, to_model
 from geode_jax.build.subspace import assign_folds, learn_subspaces
@@ -105,6 +105,31 @@ def test_many_components_are_grouped_by_place():
     partition = _partition(x, depth=1, num_neighbors=5)
     sides = {frozenset(np.unique(partition.cells[k] // 30).tolist()) for k in (1, 2)}
     assert sides == {frozenset(range(4)), frozenset(range(4, 8))}
+
+
+def test_routed_rows_go_to_the_nearer_centre():
+    """Clusters find their own; the known rows keep their cells; children are never too small."""
+    rng = np.random.default_rng(0)
+    places = np.array([0.0, 10.0, 100.0, 110.0])
+    x = np.concatenate([np.array([place, 0.0]) + rng.normal(size=(60, 2)) for place in places])
+    known = np.sort(rng.choice(240, 60, replace=False))
+    small = _partition(x[known], depth=3, min_cell_size=3, num_neighbors=5)
+    partition = route_rows(x, small, known, 12)
+    _assert_valid(partition, 240, 12)
+    sides = {frozenset(np.unique(partition.cells[k] // 60).tolist()) for k in (1, 2)}
+    assert sides == {frozenset({0, 1}), frozenset({2, 3})}
+    assert all(np.unique(partition.cells[k] // 60).size == 1 for k in range(3, 7))
+    for node, rows in enumerate(partition.cells):
+        if rows is not None:
+            np.testing.assert_array_equal(rows[np.isin(rows, known)], known[np.sort(small.cells[node])])
+
+
+def test_routing_ends_at_cells_that_would_be_too_small():
+    x = np.concatenate([np.zeros((95, 1)), np.ones((5, 1))])
+    known = np.array([0, 1, 95, 96])
+    small = Partition(1, (np.arange(4), np.array([0, 1]), np.array([2, 3])))
+    assert route_rows(x, small, known, 6).cells[1:] == (None, None)
+    assert route_rows(x, small, known, 5).cells[2].tolist() == [95, 96, 97, 98, 99]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 9])

@@ -13,6 +13,9 @@ import pymetis
 from scipy import sparse
 from scipy.sparse import csgraph
 
+# Rows that are copied at a time to be routed.
+_ROUTED_AT_ONCE = 2**16
+
 
 class Partition(NamedTuple):
     """A complete binary tree in heap order: ``cells[k]`` are the rows of node k, None where k is absent.
@@ -52,6 +55,30 @@ def partition_rows(x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_
         if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:
             cells[2 * node + 1], cells[2 * node + 2] = rows[~is_right], rows[is_right]
     return Partition(depth, tuple(cells))
+
+
+def route_rows(x: np.ndarray, partition: Partition, known: np.ndarray, min_cell_size: int) -> Partition:
+    """The partition of all rows of `x` (n, D), from one of its rows `known`, ascending.
+
+    Those keep their cells; the others go to the child whose centre is nearer, from the root down. A cell one of whose
+    children would have fewer than `min_cell_size` rows is a leaf.
+    """
+    cells: list[np.ndarray | None] = [None] * len(partition.cells)
+    cells[0] = np.arange(x.shape[0])
+    for node in range(2**partition.depth - 1):
+        rows, left, right = cells[node], partition.cells[2 * node + 1], partition.cells[2 * node + 2]
+        if rows is None or left is None or right is None:
+            continue
+        centres = [x[known[child]].mean(axis=0, dtype=np.float64) for child in (left, right)]
+        toward = (centres[1] - centres[0]).astype(x.dtype)
+        middle = toward @ (0.5 * (centres[0] + centres[1]))
+        blocks = np.array_split(rows, -(-rows.size // _ROUTED_AT_ONCE))
+        is_right = np.concatenate([x[block] @ toward for block in blocks]) > middle
+        is_right[np.searchsorted(rows, known[left])] = False
+        is_right[np.searchsorted(rows, known[right])] = True
+        if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:
+            cells[2 * node + 1], cells[2 * node + 2] = rows[~is_right], rows[is_right]
+    return Partition(partition.depth, tuple(cells))
 
 
 def _split(x: np.ndarray, graph: sparse.csr_array, rows: np.ndarray, min_cell_size: int, seed: int) -> np.ndarray:
