@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from scipy import optimize, special
 
 from geode_jax._checks import check_dtype, check_instance, check_key, check_mesh, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
@@ -18,6 +17,7 @@ from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.partition import Partition
 from geode_jax.build.reduction import Reduction, learn_reduction
 from geode_jax.build.standardise import Frame, learn_frame, to_model
+from geode_jax.calibration import calibrated_powers
 from geode_jax.checkpoint import Checkpoint, open_checkpoint
 from geode_jax.class_posterior import ClassPosterior
 from geode_jax.fit import kept_forest, mesh_limits, move_bar, posterior_of, progress_bar
@@ -25,17 +25,12 @@ from geode_jax.forest import Forest
 from geode_jax.gibbs.run import Samples, run_chains
 from geode_jax.grow import grow_in_frame, resolve
 from geode_jax.posterior import Posterior
-from geode_jax.predict.classes import class_log_densities
 from geode_jax.predict.held_out import held_out_log_density
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 from geode_jax.statistics import padded_size
 
 # Directions of the span common to all classes where its rank is left open.
 SPAN_RANK = 50
-# Training rows that the probabilities are calibrated on.
-CALIBRATION_ROWS = 5000
-# The same for rows of which only a part is observed, each of which costs as much as many complete ones.
-PARTIAL_CALIBRATION_ROWS = 1000
 # Statistics of the classes that are sampled together: enough to fill any device's cores.
 BATCH_BYTES = 2**30
 # Classes that are sampled together have at most this ratio of sizes, for they are padded to one.
@@ -110,7 +105,7 @@ def fit_classes(
         if not calibrate:
             return found
         on_step(0.95, "calibrating")
-        powers = _calibrated_powers(found, data, index, held_out)
+        powers = calibrated_powers(found, data, index, held_out)
         on_step(1.0, "fitted classes")
         return ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, *powers)
 
@@ -250,61 +245,3 @@ def _sample_together(
     num_trees = forests[0].num_trees
     starts = range(0, num_trees * len(forests), num_trees)
     return [jax.tree.map(lambda leaf, start=start: leaf[start : start + num_trees], samples) for start in starts]
-
-
-def _calibrated_powers(
-    posterior: ClassPosterior, data: np.ndarray, index: np.ndarray, held_out: list[np.ndarray]
-) -> tuple[float, float]:
-    """`power` and `power_exponent` under which training rows have their own class with the highest probability.
-
-    Errors of neighbouring features hang together, so that a density of many is too sure of itself, and the less so the
-    fewer are observed: the exponent is learned from rows that lose features at random. A row's density under its own
-    class is that of the class without it. Complete rows only, the same share of every class; with fewer than two per
-    class the densities are left as they are.
-    """
-    is_complete = ~np.isnan(data).any(axis=1)
-    log_own = np.full(data.shape[0], np.nan)
-    for number, values in enumerate(held_out):
-        log_own[(index == number) & is_complete] = values
-    # every so manieth row of each class
-    order = np.argsort(index[is_complete], kind="stable")
-    chosen = np.flatnonzero(is_complete)[order]
-    chosen = chosen[:: max(1, -(-chosen.size // CALIBRATION_ROWS))]
-    if chosen.size < 2 * posterior.num_classes or posterior.num_classes < 2:
-        return 1.0, 0.0
-    log_density, own = _class_log_density(posterior, data[chosen]), index[chosen]
-    x = to_model(data[chosen], posterior.frame, posterior.dtype)
-    optimism = log_density[np.arange(own.size), own] - log_own[chosen] - posterior.log_density_outside(x)
-
-    def best(
-        log_density: np.ndarray, own: np.ndarray, power: Callable[[float], Any], bounds: tuple[float, float]
-    ) -> Any:
-        def loss(value: float) -> float:
-            scores = posterior.log_prior + power(value) * log_density
-            return float(-special.log_softmax(scores, axis=1)[np.arange(own.size), own].mean())
-
-        return optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x
-
-    log_density[np.arange(own.size), own] -= optimism
-    # not above 1: that the densities separate the training rows is no reason to be surer than they are
-    power = float(np.exp(best(log_density, own, np.exp, (np.log(1e-3), 0.0))))
-    if posterior.num_features < 2:
-        return power, 0.0
-
-    few = slice(None, None, max(1, -(-chosen.size // PARTIAL_CALIBRATION_ROWS)))
-    rng = np.random.default_rng(0)
-    rows, own = data[chosen[few]], own[few]
-    kept = rng.random(rows.shape) < rng.uniform(0.2, 0.8, (own.size, 1))
-    kept[np.arange(own.size), rng.integers(rows.shape[1], size=own.size)] = True
-    share = kept.mean(axis=1, keepdims=True)
-    log_density = _class_log_density(posterior, np.where(kept, rows, np.nan))
-    # what a row has from its own class knowing it adds up over features
-    log_density[np.arange(own.size), own] -= optimism[few] * share[:, 0]
-    exponent = best(log_density, own, lambda value: np.minimum(1.0, power * share**value), (-2.0, 1.0))
-    return power, float(exponent)
-
-
-def _class_log_density(posterior: ClassPosterior, rows: np.ndarray) -> np.ndarray:
-    """Log posterior predictive density of rows under every class, (n, G)."""
-    by_draw = class_log_densities(posterior, rows)
-    return special.logsumexp(by_draw, axis=2) - np.log(by_draw.shape[2])

@@ -66,6 +66,7 @@ LAYERS = {
     "predict.held_out": 12.1,
     "predict.reduced": 12.1,
     "predict.classes": 12.2,
+    "calibration": 12.4,
     "fit_classes": 12.5,
     "diagnostics": 13,
     "estimators.base": 13,

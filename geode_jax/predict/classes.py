@@ -69,15 +69,20 @@ def class_log_probabilities(
     them. With `vote` as in the paper: the share of draws under which the class is the most probable one (-inf where
     there is none).
     """
-    by_draw = class_log_densities(posterior, X, num_draws=num_draws, num_candidates=num_candidates)
+    data = check_data(X, "X", allow_nan=True)
+    by_draw = class_log_densities(posterior, data, num_draws=num_draws, num_candidates=num_candidates)
     if vote:
         winner = np.argmax(by_draw + posterior.log_prior[:, None], axis=1)
         shares = np.stack([(winner == number).mean(axis=1) for number in range(posterior.num_classes)], axis=1)
         with np.errstate(divide="ignore"):
             return np.log(shares)
-    log_density = special.logsumexp(by_draw, axis=2) - np.log(by_draw.shape[2])
-    share = (~np.isnan(check_data(X, "X", allow_nan=True))).mean(axis=1, keepdims=True)
-    return special.log_softmax(posterior.log_prior + posterior.power_at(share) * log_density, axis=1)
+    share = (~np.isnan(data)).mean(axis=1, keepdims=True)
+    return special.log_softmax(posterior.log_prior + posterior.power_at(share) * mean_over_draws(by_draw), axis=1)
+
+
+def mean_over_draws(log_density: Float[np.ndarray, "n G T"]) -> Float[np.ndarray, "n G"]:
+    """Log posterior predictive density, from that of every draw."""
+    return special.logsumexp(log_density, axis=2) - np.log(log_density.shape[2])
 
 
 def _complete(posterior: ClassPosterior, x: np.ndarray, num_draws: int) -> np.ndarray:
