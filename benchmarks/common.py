@@ -57,6 +57,15 @@ def timed(times: dict[str, float], name: str) -> Iterator[None]:
     times[name] = time.perf_counter() - start
 
 
+def earlier_rows(name: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows that an earlier run with the same settings has written: long experiments go on where the last one ended."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return []
+    earlier = json.loads(path.read_text())
+    return earlier["rows"] if earlier["settings"] == settings else []
+
+
 def _module() -> str:
     """What `python -m` was given."""
     name = Path(sys.argv[0]).stem

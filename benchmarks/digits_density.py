@@ -1,5 +1,7 @@
 """Held-out log density of scikit-learn's digits: published form, default, and what people use instead, nats per image.
 
+Results are written one by one: a run goes on where the last one ended.
+
 python -m benchmarks.digits_density [--quick]
 
 Protocol: digits + uniform(0, 1) noise (seed 0), 80/20 splits by default_rng(s).permutation, s = 0..4. Coverage: half of
@@ -20,7 +22,7 @@ from sklearn.neighbors import KernelDensity
 from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import coverage, write_result
+from benchmarks.common import coverage, earlier_rows, write_result
 from benchmarks.rivals import (
     bayesian_mixture,
     best_on_held_out,
@@ -72,27 +74,38 @@ def rivals(quick: bool) -> dict[str, Callable[[np.ndarray], Any]]:
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs wrote")
     options = parser.parse_args(arguments)
     images = load_digits().data
     images = images + np.random.default_rng(0).random(images.shape)
-    rows: list[dict[str, Any]] = []
+    settings = {"splits": 5}
+    rows = [] if options.quick or options.fresh else earlier_rows("digits_density", settings)
+
+    def is_done(method: str, split: int) -> bool:
+        return any((row["method"], row["split"]) == (method, split) for row in rows)
 
     def record(method: str, split: int, seconds: float, density: np.ndarray, **more: float) -> None:
         found = {"nats": float(density.mean()), "seconds": round(seconds, 1), **more}
         rows.append({"method": method, "split": split, **found})
         print(f"{method:<24}{split:>3} {found}", flush=True)
+        if not options.quick:
+            write_result("digits_density", settings, rows)
 
     for split in range(1 if options.quick else 5):
         order = np.random.default_rng(split).permutation(len(images))
         cut = 200 if options.quick else int(0.8 * len(images))
         train, test = images[order[:cut]], images[order[cut:]]
         for name in ("published",) if options.quick else ("published", "one tree", "default, 8 trees"):
+            if is_done(name, split):
+                continue
             start = time.perf_counter()
             posterior = fit_ours(train, split, name, options.quick)
             seconds = time.perf_counter() - start
             covered = coverage(posterior, test)
             record(name, split, seconds, geode_jax.log_density(posterior, test), coverage95=covered)
         for name, fit in rivals(options.quick).items():
+            if is_done(name, split):
+                continue
             start = time.perf_counter()
             with threadpool_limits(2):
                 model = fit(train)
@@ -101,8 +114,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             record(name, split, seconds, density)
     for method in dict.fromkeys(row["method"] for row in rows):
         print(f"{method:<24} mean {np.mean([row['nats'] for row in rows if row['method'] == method]):>8.2f}")
-    if not options.quick:
-        write_result("digits_density", {"splits": 5}, rows)
     return rows
 
 

@@ -17,7 +17,6 @@ python -m benchmarks.scenarios [--features D] [--replicates R] [--scenarios 1 2 
 """
 
 import argparse
-import json
 import time
 import warnings
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from sklearn.pipeline import make_pipeline
 from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import RESULTS, write_result
+from benchmarks.common import earlier_rows, write_result
 
 NUM_TRAIN, NUM_NEW = 500, 100
 SCENARIOS: dict[int, tuple[str, tuple[int, ...]]] = {
@@ -118,11 +117,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     fit = {"num_trees": 1, "num_warmup": 10, "num_samples": 10} if options.quick else {"num_trees": 2}
     suffix = "" if num_features == 5000 else f"_{num_features}"
     settings = {"features": num_features, "train": num_train, "fit": fit}
-    path = RESULTS / f"scenarios{suffix}.json"
-    rows: list[dict[str, Any]] = []
-    if path.exists() and not options.quick and not options.fresh:
-        earlier = json.loads(path.read_text())
-        rows = earlier["rows"] if earlier["settings"] == settings else []
+    rows = [] if options.quick or options.fresh else earlier_rows(f"scenarios{suffix}", settings)
     done = {(row["scenario"], row["replicate"]) for row in rows}
     for replicate in range(1 if options.quick else options.replicates):
         for number in (5,) if options.quick else options.scenarios:

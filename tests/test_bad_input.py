@@ -79,6 +79,7 @@ SETTING_CASES = {
     "max_rank 0": (lambda: geode_jax.DictionarySettings(max_rank=0), ValueError, "max_rank: .* at least 1, got 0"),
     "max_rank 2.5": (lambda: geode_jax.DictionarySettings(max_rank=2.5), TypeError, "max_rank: .* integer, got 2.5"),
     "max_rank True": (lambda: geode_jax.DictionarySettings(max_rank=True), TypeError, "max_rank: .* got True"),
+    "tree_rows 1": (lambda: geode_jax.DictionarySettings(tree_rows=1), ValueError, "tree_rows: .* at least 2, got 1"),
     "depth -1": (lambda: geode_jax.DictionarySettings(depth=-1), ValueError, "depth: .* at least 0, got -1"),
     "parent_rows 0": (lambda: geode_jax.DictionarySettings(parent_rows=0), ValueError, "parent_rows: .* got 0"),
     "num_trees 0": (lambda: geode_jax.DictionarySettings(num_trees=0), ValueError, "num_trees: .* got 0"),

@@ -444,3 +444,16 @@ def test_few_rows_in_many_features(span, monkeypatch):
     np.testing.assert_allclose(found.dictionary.centres, expected.dictionary.centres, atol=1e-10)
     for ours, theirs in zip(*(np.asarray(it.dictionary.bases[0]) for it in (found, expected)), strict=True):
         np.testing.assert_allclose(np.square(ours.T @ theirs).sum(), np.square(theirs).sum(), rtol=1e-8)
+
+
+def test_trees_from_a_part_of_the_rows(data):
+    """Every tree draws its own rows; all rows are the default, and have statistics either way."""
+    whole, given, part = (
+        geode_jax.learn_forest(jax.random.key(0), data, dictionary=dataclasses.replace(DICTIONARY, tree_rows=tree_rows))
+        for tree_rows in (None, 90, 45)
+    )
+    assert eqx.tree_equal(whole, given)
+    assert part.num_rows == 90
+    assert np.isfinite(part.statistics.residual).all()
+    assert not np.allclose(part.dictionary.centres[:, 1], whole.dictionary.centres[:, 1])
+    assert not np.allclose(part.dictionary.centres[0, 1], part.dictionary.centres[1, 1])
