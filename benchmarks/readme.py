@@ -5,6 +5,7 @@ python -m benchmarks.readme [--check]
 
 import argparse
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -655,7 +656,8 @@ def render_details() -> str:
         f"Measured on {_machine(_load('proofs'))}.",
         "",
     ]
-    return "\n".join(lines)
+    # every table's bold beginning is a heading too, for the contents of the page
+    return re.sub(r"(?m)^\*\*(.+?)\*\*(.*)$", r"## \1\n\n\1\2", "\n".join(lines))
 
 
 def main(arguments: list[str] | None = None) -> int:

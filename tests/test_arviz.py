@@ -56,6 +56,7 @@ def test_without_rows_there_is_no_likelihood(posterior):
     assert groups == {"posterior", "sample_stats"}
 
 
+@pytest.mark.slow
 def test_learned_concentration_and_single_tree(data):
     fitted = geode_jax.fit(
         jax.random.key(0),

@@ -13,6 +13,7 @@ from geode_jax.demo.baselines import NormalMixture, fit_gaussian_mixture, fit_pr
 from geode_jax.estimators.density import GeodeDensity
 
 
+@pytest.mark.slow
 def test_demo(tmp_path, capsys, monkeypatch):
     small = functools.partial(GeodeDensity, num_trees=1, max_rank=5, num_warmup=10, num_samples=10)
     monkeypatch.setattr(digits, "GeodeDensity", small)

@@ -67,6 +67,7 @@ def test_stages_one_by_one(data, posterior):
     assert np.ptp(posterior.draws.log_stop_concentration) == 0
 
 
+@pytest.mark.slow
 def test_learned_concentration_follows_the_depth_of_the_data(data):
     """Rows all at the root want a small a_S, rows all at the leaves a large one: its draws differ in that direction."""
     forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
@@ -297,7 +298,9 @@ def _variants(x):
     }
 
 
-@pytest.mark.parametrize("kind", ["fortran", "read-only", "list", "jax", "pandas", "polars", "strided"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("fortran", marks=pytest.mark.slow), "read-only", "list", "jax", "pandas", "polars", "strided"]
+)
 def test_kinds_of_input(data, kind):
     x = np.round(data).astype(np.float32)
     same, expected = _tiny(_variants(x)[kind]), _tiny(x)
@@ -336,6 +339,7 @@ def test_save_and_load(posterior, data, tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
+@pytest.mark.slow
 def test_save_and_load_a_learned_concentration(data, tmp_path):
     fitted = geode_jax.fit(
         jax.random.key(0),
@@ -388,6 +392,7 @@ def test_defaults_follow_from_the_shape(shape):
     assert resolve(geode_jax.DictionarySettings(depth=7), *shape).depth == 7
 
 
+@pytest.mark.slow
 def test_two_features():
     """A spiral in the plane: a direction is left to the noise, no span is taken, and deep scales hold the rows."""
     rng = np.random.default_rng(0)

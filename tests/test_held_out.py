@@ -94,6 +94,7 @@ def test_novelty_has_the_false_alarms_that_it_promises():
         model.novelty(np.where(np.arange(24).reshape(2, 12) == 3, np.nan, _rows(2, 5)))
 
 
+@pytest.mark.slow
 def test_novelty_needs_complete_training_rows():
     rows = _rows(60, 2)
     rows[np.arange(60), np.arange(60) % 12] = np.nan

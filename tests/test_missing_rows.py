@@ -59,8 +59,8 @@ POOR = {"blocks", "one value per row"}
     "kind",
     [
         "at random",
-        "monotone",
-        "one value per row",
+        pytest.param("monotone", marks=pytest.mark.slow),
+        pytest.param("one value per row", marks=pytest.mark.slow),
         "one pattern",
         pytest.param("blocks", marks=pytest.mark.slow),
         pytest.param("column nearly empty", marks=pytest.mark.slow),

@@ -51,6 +51,7 @@ def test_chain_methods_agree(forest, finished, method):
     np.testing.assert_allclose(found["log_joint"][:, 0], expected["log_joint"][:, 0], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_thinning_progress_bar_and_arguments(forest, monkeypatch):
     """With the bar, thinning, a legacy key, and the problem as an argument that is not compiled in."""
     monkeypatch.delenv("CI", raising=False)

@@ -165,6 +165,7 @@ def test_the_pool_of_trees_is_calibrated():
         np.testing.assert_allclose(sure**2, 1 / 3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_conditional_draws(posterior, dense, rows):
     """KS of 3000 draws of each missing coordinate against the oracle's mixture; false alarm 1e-4 in all."""
     hidden = _hide(rows[:2], SEEN)

@@ -148,6 +148,7 @@ def test_imputer(linear, hidden):
     assert np.isfinite(pipeline.fit_transform(frame)).all()
 
 
+@pytest.mark.slow
 def test_files_without_pickle(regressor, classifier, linear, labelled, tmp_path):
     path = tmp_path / "model.npz"
     named = geode_jax.GeodeDensity(**{**OPTIONS, "dtype": np.float32, "prior": geode_jax.Prior(noise_shape=0.6)})
