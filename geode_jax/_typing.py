@@ -11,6 +11,7 @@ S     scales of the tree, ``depth + 1``; the root is scale 0
 F     trees of the forest
 C     chains per tree
 T     draws
+M     candidate nodes of a row
 ====  =======================================================================
 """
 
@@ -20,9 +21,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-__all__ = ["Array", "ArrayLike", "Bool", "Count", "DTypeLike", "Float", "Int", "KeyArray", "precision_of"]
+__all__ = ["Array", "ArrayLike", "Bool", "Count", "DTypeLike", "Float", "Int", "KeyArray", "Shaped", "precision_of"]
 
 KeyArray: TypeAlias = jax.Array
 # a number of things, known when tracing or not; one each where problems are stacked

@@ -1,59 +1,21 @@
-"""Candidate nodes of rows with missing features, and their conditional means: stage one fills and refines by these.
+"""Conditional means of the missing features of rows, given the observed ones: stage one fills and refines by these.
 
-Both under the quick mixture of `build/evidence.py`, from the dictionaries that left the row's fold out: a row must not
-be filled from what it was filled with before.
+Under the quick mixture of `build/evidence.py`, at a row's candidate nodes, from the dictionaries that left its fold
+out: a row must not be filled from what it was filled with before.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
 from geode_jax._typing import Array
-from geode_jax.build.evidence import QuickMixture, fit_quick_mixture, statistics_at
-from geode_jax.build.partition import Partition
+from geode_jax.build.evidence import QuickMixture
 from geode_jax.build.subspace import Subspaces
 from geode_jax.math.lowrank import latent_given, log_marginal
 from geode_jax.partial_rows import PartialRows, group_rows, reduce_rows
 
-# Candidates hold all but this share of the average row's posterior mass, under the quick mixture.
-LOST_SHARE = 1e-4
-FEWEST_CANDIDATES, MOST_CANDIDATES = 4, 16
-_BLOCK = 1024
 _LARGE_BLOCK = 4096  # rows whose matrices are held at once
 _SYSTEMS = 256  # rows whose systems of equations are solved at once
-
-
-def rank_nodes(
-    x: np.ndarray,
-    is_observed: np.ndarray,
-    partition: Partition,
-    subspaces: Subspaces,
-    folds: np.ndarray | None,
-    rows: np.ndarray,
-) -> tuple[QuickMixture, np.ndarray, np.ndarray]:
-    """(the mixture, nodes best first, their probabilities), (n_m, K') each, for the given rows of filled data x."""
-    mixture = fit_quick_mixture(x, partition, subspaces, folds, is_observed)
-    order, probability = [], []
-    for start in range(0, rows.size, _BLOCK):
-        index = rows[start : start + _BLOCK]
-        own = None if folds is None else folds[index]
-        statistics = statistics_at(x[index], own, subspaces, mixture.nodes, is_observed[index])
-        score = mixture.log_densities(*statistics, is_observed[index].sum(axis=1), x.shape[1]).T
-        best = np.argsort(-score, axis=1)
-        order.append(mixture.nodes[best])
-        probability.append(special.softmax(np.take_along_axis(score, best, axis=1), axis=1))
-    return mixture, np.concatenate(order), np.concatenate(probability)
-
-
-def choose_num_candidates(probabilities: list[np.ndarray], wanted: int | None) -> int:
-    """Candidates per row: `wanted`, or enough for `LOST_SHARE` on every tree; at most the nodes there are."""
-    most = min(table.shape[1] for table in probabilities)
-    if wanted is not None:
-        return min(wanted, most)
-    lost = np.max([1.0 - np.cumsum(table, axis=1).mean(axis=0)[:most] for table in probabilities], axis=0)
-    enough = int(np.argmax(lost <= LOST_SHARE)) + 1 if (lost <= LOST_SHARE).any() else most
-    return min(most, int(np.clip(enough, FEWEST_CANDIDATES, MOST_CANDIDATES)))
 
 
 def conditional_means(

@@ -1,5 +1,6 @@
 """From an array to a posterior: stage one, then stage two."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from geode_jax.gibbs.run import Interrupted, Samples, run_chains
 from geode_jax.grow import BAR_FORMAT, grow_forest, resolve
 from geode_jax.memory import bytes_needed, warn_if_too_large
 from geode_jax.posterior import Posterior
+from geode_jax.predict.held_out import lost_mass
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 from geode_jax.statistics import ROW_BLOCKS
 
@@ -171,7 +173,7 @@ def kept_forest(kept: Checkpoint | None, grow: Callable[[], Forest]) -> Forest:
 
 def posterior_of(forest: Forest, samples: Samples, prior: Prior, settings: SamplerSettings) -> Posterior:
     """What :func:`fit` returns, from its two stages."""
-    return Posterior(
+    posterior = Posterior(
         dictionary=forest.dictionary,
         draws=samples.draws,
         adaptation=samples.adaptation,
@@ -181,6 +183,7 @@ def posterior_of(forest: Forest, samples: Samples, prior: Prior, settings: Sampl
         prior=prior,
         sampler_settings=settings,
     )
+    return dataclasses.replace(posterior, lost_mass=lost_mass(forest, posterior))
 
 
 def progress_bar(progress: bool) -> Any:

@@ -172,9 +172,9 @@ def _batches(task: _Task) -> Iterator[list[int]]:
     """Classes that are sampled together: of similar size, complete, and as many as memory allows."""
     sizes = np.array([rows.size for rows in task.rows_of])
     settings = task.settings
-    assert settings.depth is not None
+    assert settings.num_candidates is not None
     assert settings.max_rank is not None
-    per_row = 4 * settings.num_trees * (2 ** (settings.depth + 1) - 1) * settings.max_rank
+    per_row = 4 * settings.num_trees * settings.num_candidates * settings.max_rank
     has_missing = bool(np.isnan(task.x).any())
     batch: list[int] = []
     for number in np.argsort(-sizes, kind="stable"):

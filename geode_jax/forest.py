@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._typing import precision_of
+from geode_jax.candidates import AnyStatistics, CandidateStatistics, Probe
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.sweep import Problem
 from geode_jax.partial_rows import PartialRows
@@ -16,19 +17,23 @@ from geode_jax.statistics import Statistics
 from geode_jax.storage import decode, encode, fields_of, within
 from geode_jax.tree import trees_from_masks
 
+_PARTS = ("dictionary", "statistics", "partial", "probe")
+
 
 class Forest(eqx.Module):
     """What stage one learned: the dictionaries of all trees, and all that the sampler needs of the training rows.
 
     `statistics` are those of the complete rows, `partial` those of the rows with missing features, None without such.
+    `probe`: a few complete rows at all nodes, where `statistics` are those of candidate nodes only.
 
     Made by :func:`geode_jax.learn_forest`; arrays of `dictionary` and `statistics` have a leading axis F. Everything is
     in model coordinates ``x = (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64.
     """
 
     dictionary: Dictionary
-    statistics: Statistics
+    statistics: AnyStatistics
     partial: PartialRows | None
+    probe: Probe | None
     shift: np.ndarray
     scale: np.ndarray
     dictionary_settings: DictionarySettings = eqx.field(static=True)
@@ -72,7 +77,7 @@ class Forest(eqx.Module):
             "scale": self.scale,
             "tree.is_present": np.asarray(self.dictionary.tree.is_present),
         }
-        for part in ("dictionary", "statistics", "partial"):
+        for part in _PARTS:
             arrays |= {f"{part}.{name}": array for name, array in fields_of(getattr(self, part)).items()}
         return {"dictionary_settings": encode(self.dictionary_settings)}, arrays
 
@@ -80,13 +85,15 @@ class Forest(eqx.Module):
     def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "Forest":
         """The inverse of :meth:`to_archive`."""
         with precision_of(arrays["dictionary.centres"].dtype):
-            dictionary, statistics, partial = (
-                jax.tree.map(jnp.asarray, within(arrays, part)) for part in ("dictionary", "statistics", "partial")
+            dictionary, statistics, partial, probe = (
+                jax.tree.map(jnp.asarray, within(arrays, part)) for part in _PARTS
             )
+            kind = CandidateStatistics if "position" in statistics else Statistics
             return Forest(
                 dictionary=Dictionary(tree=trees_from_masks(arrays["tree.is_present"]), **dictionary),
-                statistics=Statistics(**statistics),
+                statistics=kind(**statistics),
                 partial=PartialRows(**{"entry": None, "root": None, **partial}) if partial else None,
+                probe=Probe(**probe) if probe else None,
                 shift=arrays["shift"],
                 scale=arrays["scale"],
                 dictionary_settings=decode(header["dictionary_settings"]),

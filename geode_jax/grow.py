@@ -12,6 +12,8 @@ from tqdm import tqdm
 
 from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
+from geode_jax.build.candidates import find_candidates
+from geode_jax.build.evidence import fit_quick_mixture
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales, middle_cells
@@ -20,19 +22,25 @@ from geode_jax.build.row_space import is_worth, row_coordinates
 from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
 from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.build.subspace import Subspaces, assign_folds, each_fold, join_groups, learn_subspaces
-from geode_jax.completion import choose_num_candidates, conditional_means, rank_nodes, without_folds
+from geode_jax.candidates import AnyStatistics, Probe, candidate_statistics
+from geode_jax.completion import conditional_means, without_folds
 from geode_jax.dictionary import Dictionary, freeze
 from geode_jax.forest import Forest
 from geode_jax.partial_rows import PartialRows, group_rows, reduce_rows, stack_trees
 from geode_jax.settings import DictionarySettings, SharedSpan
 from geode_jax.statistics import Statistics, cross_fitted_statistics
 
-# The sampler reads (F, K, n, d) numbers in every sweep; a default depth keeps them within this many bytes in
-# float32.
+# The sampler reads (F, K, n, d) numbers in every sweep, where they are within this many bytes in float32.
 STATISTICS_BYTES = 2**32
+# Nodes that a row may belong to where the statistics at all nodes take more than that: as many as fit.
+FEWEST_CANDIDATES, MOST_CANDIDATES = 8, 16
+# Rows are kept at all nodes, to see what their candidates leave out, within this many bytes.
+PROBE_BYTES = 2**28
 # Rows with missing features are drawn in groups where a sweep over all of them takes more than this many operations
 # (matrices times d^3) per tree.
 GROUP_COST = 1e8
+# Nodes that a row with missing features may belong to: its matrices at each are held.
+PARTIAL_CANDIDATES = 8
 # Trees whose conditional means fill missing entries.
 FILL_TREES = 4
 # Rows that a tree is learned from by default: more make finer cuts no better, and the graph slow.
@@ -73,7 +81,8 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
     features, nothing tells of the noise), or than keeps the matrices of `num_partial` rows with missing features at
     four candidate nodes of all trees within 4 GiB. `num_neighbors`: 10, or more for very large n. `tree_rows`: all, up
     to 100,000. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings. `depth`: until
-    cells reach twice that size, at most 7, and no deeper than the float32 statistics of all trees fit in 4 GiB.
+    cells reach twice that size, at most 7. `num_candidates`: all nodes, or where the float32 statistics of all trees
+    take more than 4 GiB as many as do not, 8 to 16.
     """
     limit = max(1, min(num_features, num_rows) - 1)
     max_rank = settings.max_rank
@@ -88,9 +97,11 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
     depth = settings.depth
     if depth is None:
         depth = default_depth(num_rows, 2 * min_cell_size)
-        per_node = 4 * settings.num_trees * num_rows * max_rank
-        while depth > 0 and (2 ** (depth + 1) - 1) * per_node > STATISTICS_BYTES:
-            depth -= 1
+    num_nodes = 2 ** (depth + 1) - 1
+    num_candidates = settings.num_candidates
+    if num_candidates is None:
+        fitting = STATISTICS_BYTES // (4 * settings.num_trees * num_rows * max_rank)
+        num_candidates = num_nodes if fitting >= num_nodes else np.clip(fitting, FEWEST_CANDIDATES, MOST_CANDIDATES)
     return dataclasses.replace(
         settings,
         max_rank=max_rank,
@@ -98,6 +109,7 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
         tree_rows=tree_rows,
         min_cell_size=min_cell_size,
         depth=depth,
+        num_candidates=int(min(num_candidates, num_nodes)),
     )
 
 
@@ -170,9 +182,10 @@ def grow_in_frame(
         )
         rows = _partial_rows(learned, is_observed, folds)
     on_step(1.0, "learned dictionaries")
-    pairs = [_freeze_tree(learned, number, ~is_partial, folds, num_places) for number in range(len(learned.partitions))]
-    dictionary, statistics = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
-    return Forest(dictionary, statistics, rows, frame.shift, frame.scale * learned.scales, learned.settings)
+    trees = range(len(learned.partitions))
+    pairs = [_freeze_tree(learned, number, ~is_partial, folds, num_places) for number in trees]
+    dictionary, statistics, probe = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
+    return Forest(dictionary, statistics, rows, probe, frame.shift, frame.scale * learned.scales, learned.settings)
 
 
 def _learn(
@@ -312,23 +325,61 @@ def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySet
 
 def _freeze_tree(
     learned: Learned, number: int, is_complete: np.ndarray, folds: np.ndarray | None, num_places: int | None
-) -> tuple[Dictionary, Statistics]:
+) -> tuple[Dictionary, AnyStatistics, Probe | None]:
     """The dictionary of all rows, and the complete rows' statistics from those that left them out."""
     partition, subspaces = learned.partitions[number], learned.subspaces[number]
     frozen = freeze(partition, subspaces, 0)
-    centres, bases = without_folds(subspaces, folds)
     x = learned.x[is_complete] if not is_complete.all() else learned.x
-    own = np.zeros(x.shape[0], dtype=int) if folds is None else folds[is_complete]
-    rows = [jnp.asarray(np.flatnonzero(own == fold)) for fold in range(centres.shape[0])]
-    statistics = cross_fitted_statistics(
-        jnp.asarray(centres), jnp.asarray(bases), frozen, jnp.asarray(x), rows, num_places
-    )
+    own = None if folds is None else folds[is_complete]
+    statistics, probe = _statistics(x, own, partition, subspaces, learned.settings, frozen, num_places)
     if learned.whole is None:
-        return frozen, statistics
+        return frozen, statistics, probe
     # directions that the folds did not find have no statistics
     ranks = np.minimum(learned.whole[number].ranks, subspaces.ranks)
-    found = learned.whole[number].bases * (np.arange(bases.shape[3]) < ranks[:, None])[:, None, :]
-    return freeze(partition, learned.whole[number]._replace(bases=found, ranks=ranks), 0), statistics
+    found = learned.whole[number].bases * (np.arange(subspaces.bases.shape[3]) < ranks[:, None])[:, None, :]
+    return freeze(partition, learned.whole[number]._replace(bases=found, ranks=ranks), 0), statistics, probe
+
+
+def _statistics(
+    x: np.ndarray,
+    folds: np.ndarray | None,
+    partition: Partition,
+    subspaces: Subspaces,
+    settings: DictionarySettings,
+    dictionary: Dictionary,
+    num_places: int | None,
+) -> tuple[AnyStatistics, Probe | None]:
+    """Statistics of complete rows x at all nodes; or at their candidates, and those of a few rows at all."""
+    assert settings.num_candidates is not None
+
+    def everywhere(rows: np.ndarray, num_places: int | None) -> Statistics:
+        centres, bases = without_folds(subspaces, folds)
+        own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
+        return cross_fitted_statistics(
+            jnp.asarray(centres),
+            jnp.asarray(bases),
+            dictionary,
+            jnp.asarray(x[rows] if rows.size < x.shape[0] else x),
+            [jnp.asarray(np.flatnonzero(own == fold)) for fold in range(centres.shape[0])],
+            num_places,
+        )
+
+    num_nodes, rank, width = len(partition.cells), subspaces.bases.shape[3], settings.num_candidates
+    rows = np.arange(x.shape[0])
+    if width >= num_nodes or rows.size == 0:
+        return everywhere(rows, num_places), None
+    candidates = np.full((rows.size, width), num_nodes, np.int32)
+    found = find_candidates(x, rows, partition, subspaces, folds, width)
+    candidates[:, : found.shape[1]] = found
+    per_row = x.itemsize * settings.num_trees * num_nodes * rank
+    num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
+    sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
+    probed = everywhere(sample, num_probes)
+    is_candidate = (candidates[sample, :, None] == np.arange(num_nodes)).any(axis=1).T
+    return (
+        candidate_statistics(x, folds, subspaces, candidates, num_places),
+        Probe(probed.residual, probed.squared, jnp.asarray(is_candidate)),
+    )
 
 
 def _complete(
@@ -348,6 +399,7 @@ def _complete(
     assert settings.max_rank is not None
     rows = np.flatnonzero(~is_observed.all(axis=1))
     seen = is_observed[rows]
+    width = settings.missing_rows.num_candidates or PARTIAL_CANDIDATES
     seeds = seeds[:FILL_TREES]
     partitions, scales = _grow_trees(x, is_observed, settings, seeds, on_step)
     scaled = (x / scales).astype(x.dtype)
@@ -367,8 +419,8 @@ def _complete(
         subspaces = learn_subspaces(
             scaled, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0, left_out
         )
-        mixture, order, probability = rank_nodes(scaled, is_observed, partition, subspaces, folds, rows)
-        candidates = order[:, : choose_num_candidates([probability], settings.missing_rows.num_candidates)]
+        mixture = fit_quick_mixture(scaled, partition, subspaces, folds, is_observed)
+        candidates = find_candidates(scaled, rows, partition, subspaces, folds, width, is_observed)
         for group, by in enumerate(filler):
             used = np.flatnonzero((by > 0) | (group == 0))
             total[group, used] += conditional_means(
@@ -388,8 +440,8 @@ def _partial_rows(learned: Learned, is_observed: np.ndarray, folds: np.ndarray |
     rows = np.flatnonzero(~is_observed.all(axis=1))
     settings = learned.settings.missing_rows
     pairs = list(zip(learned.partitions, learned.subspaces, strict=True))
-    ranked = [rank_nodes(x, is_observed, *pair, folds, rows)[1:] for pair in pairs]
-    width = choose_num_candidates([probability for _, probability in ranked], settings.num_candidates)
+    width = min(settings.num_candidates or PARTIAL_CANDIDATES, *(partition.is_present.sum() for partition, _ in pairs))
+    candidates = [find_candidates(x, rows, *pair, folds, width, is_observed) for pair in pairs]
     own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
     grouping = group_rows(is_observed[rows], own, 1)
     num_groups = settings.num_groups
@@ -399,7 +451,7 @@ def _partial_rows(learned: Learned, is_observed: np.ndarray, folds: np.ndarray |
         num_groups = int(np.clip(np.ceil(matrices * rank**3 / GROUP_COST), 1, 4))
     grouping = group_rows(is_observed[rows], own, min(num_groups, rows.size))
     reduced = [
-        reduce_rows(*without_folds(subspaces, folds), x[rows], is_observed[rows], own, order[:, :width], grouping)
-        for (_, subspaces), (order, _) in zip(pairs, ranked, strict=True)
+        reduce_rows(*without_folds(subspaces, folds), x[rows], is_observed[rows], own, nodes, grouping)
+        for (_, subspaces), nodes in zip(pairs, candidates, strict=True)
     ]
     return stack_trees(reduced)

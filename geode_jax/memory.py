@@ -16,13 +16,15 @@ def bytes_needed(
     """
     assert dictionary.depth is not None
     assert dictionary.max_rank is not None
+    assert dictionary.num_candidates is not None
     nodes = dictionary.num_trees * (2 ** (dictionary.depth + 1) - 1)
+    pairs = dictionary.num_trees * num_rows * dictionary.num_candidates
     groups = 1 if dictionary.cross_fit is None else 1 + dictionary.cross_fit.num_folds
     draws = nodes * sampler.num_chains * sampler.num_samples
     return {
         "rows": itemsize * num_rows * num_features,
         "dictionaries": itemsize * groups * nodes * num_features * (dictionary.max_rank + 1),
-        "statistics": itemsize * nodes * num_rows * (dictionary.max_rank + 1),
+        "statistics": itemsize * pairs * (dictionary.max_rank + 1),
         "draws": draws * (2 * itemsize + 1) * dictionary.max_rank,
     }
 
@@ -35,7 +37,8 @@ def warn_if_too_large(needed: dict[str, int]) -> None:
     parts = ", ".join(f"{name} {value / 2**30:.1f}" for name, value in needed.items())
     warnings.warn(
         f"the fit needs about {sum(needed.values()) / 2**30:.1f} GiB ({parts}) and this machine has"
-        f" {available / 2**30:.1f}; fewer trees, a smaller depth, max_rank or num_samples, or float32 need less",
+        f" {available / 2**30:.1f}; fewer trees, a smaller depth, max_rank, num_candidates or num_samples, or float32"
+        " need less",
         RuntimeWarning,
         stacklevel=4,
     )

@@ -26,7 +26,8 @@ class Posterior(eqx.Module):
 
     Made by :func:`geode_jax.fit`. Arrays of `draws` have axes (trees F, chains C, draws T, ...); `dictionary` has a
     leading axis F. Everything is in model coordinates ``x = (y - shift) / scale``, with `shift` and `scale` of shape
-    (D,) in float64.
+    (D,) in float64. `lost_mass`, (F,): mean posterior probability that a complete training row is at none of its
+    candidate nodes (``DictionarySettings.num_candidates``), None where rows may be at any node.
     """
 
     dictionary: Dictionary
@@ -37,6 +38,7 @@ class Posterior(eqx.Module):
     dictionary_settings: DictionarySettings = eqx.field(static=True)
     prior: Prior = eqx.field(static=True)
     sampler_settings: SamplerSettings = eqx.field(static=True)
+    lost_mass: np.ndarray | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -160,6 +162,8 @@ class Posterior(eqx.Module):
             "shift": self.shift,
             "scale": self.scale,
         }
+        if self.lost_mass is not None:
+            arrays["lost_mass"] = self.lost_mass
         header = {
             "format": _FORMAT,
             "version": _FORMAT_VERSION,
@@ -189,6 +193,7 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
             dictionary_settings=decode(header["dictionary_settings"]),
             prior=decode(header["prior"]),
             sampler_settings=decode(header["sampler_settings"]),
+            lost_mass=arrays.get("lost_mass"),
         )
     _check_shapes(posterior)
     return posterior

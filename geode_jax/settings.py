@@ -55,9 +55,8 @@ class SharedSpan:
 class MissingRows:
     """What a fit does about rows with missing features.
 
-    `num_candidates`: nodes that such a row may belong to; None takes enough to lose one
-    in 10,000 of its posterior mass, 4 to 16. `num_groups`: a sweep draws one group of these rows, so that each is drawn
-    in every `num_groups`-th sweep; None takes 1 to 4 by their cost.
+    `num_candidates`: nodes that such a row may belong to; None is 8. `num_groups`: a sweep draws one group of these
+    rows, so that each is drawn in every `num_groups`-th sweep; None takes 1 to 4 by their cost.
 
     The sampler keeps two (d, d) matrices per tree, row and candidate, ``8 F n_m M d**2`` bytes in float32 (with few
     patterns of missing features: per tree, pattern, fold and node).
@@ -79,10 +78,11 @@ class DictionarySettings:
     `max_rank`: directions per node. `depth`: scales below the root. `num_trees`: trees that are averaged.
     `num_neighbors`: neighbours per row in the graph. `tree_rows`: rows that a tree's graph and cuts are learned from,
     other ones for every tree; the rest go to the nearer centre from the root down. `min_cell_size`: rows below which a
-    cell is not split off. `parent_rows`: how many rows the parent's covariance counts for in a cell's; None as in the
-    paper, where cells share nothing. `cross_fit`: None gives the paper's in-sample statistics. `feature_noise`: None
-    gives the paper's isotropic noise. `shared_span`: None lets nodes learn their directions in R^D, as in the paper.
-    `missing_rows`: for rows with missing features.
+    cell is not split off. `num_candidates`: nodes of each tree that a row may belong to, the sampler's memory and time
+    being in proportion; the posterior's `lost_mass` tells what that leaves out. `parent_rows`: how many rows the
+    parent's covariance counts for in a cell's; None as in the paper, where cells share nothing. `cross_fit`: None gives
+    the paper's in-sample statistics. `feature_noise`: None gives the paper's isotropic noise. `shared_span`: None lets
+    nodes learn their directions in R^D, as in the paper. `missing_rows`: for rows with missing features.
     """
 
     max_rank: int | None = None
@@ -91,6 +91,7 @@ class DictionarySettings:
     num_neighbors: int | None = None
     tree_rows: int | None = None
     min_cell_size: int | None = None
+    num_candidates: int | None = None
     parent_rows: float | None = 3.0
     cross_fit: CrossFit | None = CrossFit()
     feature_noise: FeatureNoise | None = FeatureNoise()
@@ -105,6 +106,7 @@ class DictionarySettings:
             ("num_neighbors", 1),
             ("tree_rows", 2),
             ("min_cell_size", 2),
+            ("num_candidates", 1),
         ):
             value = getattr(self, name)
             if value is not None:

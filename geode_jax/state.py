@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from geode_jax._typing import Array, Bool, Count, Float, Int
-from geode_jax.statistics import ROW_BLOCKS, Statistics
+from geode_jax.candidates import AnyStatistics
+from geode_jax.statistics import ROW_BLOCKS
 from geode_jax.tree import Tree
 
 
@@ -70,14 +71,11 @@ class NodeSums(eqx.Module):
     squared: Float[Array, "K d"]
 
 
-def node_sums(state: State, statistics: Statistics) -> NodeSums:
+def node_sums(state: State, statistics: AnyStatistics) -> NodeSums:
     """Sums over all rows at the nodes that hold them; `statistics` are those of the complete rows."""
-    num_nodes = statistics.residual.shape[0]
+    num_nodes = state.logit_stop.shape[0]
     # gather each row's statistics at its node and add them up: no one-hot products
-    node = state.node[None]
-    residual = jnp.take_along_axis(statistics.residual, node, axis=0, mode="clip")[0]
-    squared = jnp.take_along_axis(statistics.squared, node[..., None], axis=0, mode="clip")[0]
-    sums = _sums(state.node, residual, squared, num_nodes)
+    sums = _sums(state.node, *statistics.at(state.node), num_nodes)
     if state.partial is None:
         return sums
     # places first: groups are not spread over devices, places may be

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Bool, Float, Int
+from geode_jax._typing import Array, Bool, Float, Int, Shaped
 from geode_jax.dictionary import Dictionary
 from geode_jax.math.lowrank import HIGHEST, Observed, observe
 
@@ -33,6 +33,26 @@ class Statistics(eqx.Module):
     def is_row(self) -> Bool[Array, "*batch n"]:
         """Which places hold rows."""
         return jnp.arange(self.residual.shape[-1]) < self.num_rows[..., None]
+
+    def scores(
+        self, constant: Float[Array, "K"], half_precision: Float[Array, "K"], u: Float[Array, "K d"]
+    ) -> Float[Array, "K n"]:
+        """``constant - half_precision (E + sum_m u_m Z2_m)`` of every row at every node."""
+        along = jnp.einsum("knd,kd->kn", self.squared, u, precision=HIGHEST)
+        return constant[:, None] - half_precision[:, None] * (self.residual + along)
+
+    def of_nodes(self, table: Shaped[Array, "K"]) -> Shaped[Array, "K #n"]:
+        """A number per node where the scores have it."""
+        return table[:, None]
+
+    def node_at(self, slot: Int[Array, "n"]) -> Int[Array, "n"]:
+        """The node of a place along the scores' first axis."""
+        return slot
+
+    def at(self, node: Int[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n d"]]:
+        """(E, Z2) of every row at a node of its own; anything at node K."""
+        residual = jnp.take_along_axis(self.residual, node[None], axis=0, mode="clip")[0]
+        return residual, jnp.take_along_axis(self.squared, node[None, :, None], axis=0, mode="clip")[0]
 
 
 def padded_size(num_rows: int) -> int:

@@ -11,12 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces
 
 NUM_STEPS = 25
 # Rows beyond this many are left out of the fit, not of the dictionary.
 LARGEST_SAMPLE = 4000
+# Rows of noise that every node's variances are shrunk by.
+PRIOR_ROWS = 3.0
 
 
 class QuickMixture(NamedTuple):
@@ -103,11 +106,43 @@ def _fit(
             noise[level] = ((share[at] * residual[at]).sum() + 1.0) / (freedom + 1.0)
         noise_at = noise[scale]
         second = np.einsum("kn,knd->kd", share, squared, optimize=True)
-        variance = np.maximum((second + 3.0 * noise_at[:, None]) / (count[:, None] + 3.0), noise_at[:, None])
+        shrunk = (second + PRIOR_ROWS * noise_at[:, None]) / (count[:, None] + PRIOR_ROWS)
+        variance = np.maximum(shrunk, noise_at[:, None])
         log_weight = np.log((count + 0.5) / (rows.size + 0.5 * nodes.size))
         mixture = QuickMixture(nodes, log_weight, noise_at, variance, has_direction)
         share = special.softmax(mixture.log_densities(residual, squared, num_observed, num_features), axis=0)
     return mixture, (residual, squared)
+
+
+def cell_mixture(
+    x: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
+) -> QuickMixture:
+    """The mixture of the tree's own cells, every row counting once at every scale: no EM.
+
+    Of a tree with many nodes, the few thousand rows that EM is given here know the deep ones badly; this mixture has
+    all rows of a cell (a sample of `LARGEST_SAMPLE` where there are more).
+    """
+    nodes = np.flatnonzero(partition.is_present)
+    ranks, num_features = subspaces.ranks[nodes], x.shape[1]
+
+    def moments(node: int) -> tuple[float, np.ndarray, float, int]:
+        cell = partition.cells[node]
+        assert cell is not None
+        rows = cell[sample_of(cell.size)]
+        residual, squared = statistics_at_node(x, rows, folds, subspaces, node, is_observed)
+        seen = float(rows.size * num_features if is_observed is None else is_observed[rows].sum())
+        return float(residual.sum(dtype=np.float64)), squared.sum(axis=0, dtype=np.float64), seen, rows.size
+
+    off, along, seen, used = (np.asarray(values) for values in zip(*each(moments, nodes.tolist()), strict=True))
+    count = np.array([rows.size for rows in partition.cells if rows is not None])
+    scale = np.floor(np.log2(nodes + 1)).astype(int)
+    # rows that the cells are sampled for count for all of theirs
+    weight = count / used
+    freedom = np.bincount(scale, weight * seen * (1.0 - ranks / num_features))
+    noise = ((np.bincount(scale, weight * off) + 1.0) / (freedom + 1.0))[scale]
+    variance = np.maximum((along + PRIOR_ROWS * noise[:, None]) / (used[:, None] + PRIOR_ROWS), noise[:, None])
+    has_direction = np.arange(along.shape[1]) < ranks[:, None]
+    return QuickMixture(nodes, np.log(count / count.sum()), noise, variance, has_direction)
 
 
 def statistics_at(
@@ -121,17 +156,33 @@ def statistics_at(
 
     From the dictionaries without their folds, or without `folds` from that of all rows.
     """
-    num_directions = subspaces.bases.shape[3]
-    residual = np.zeros((nodes.size, x.shape[0]), dtype=x.dtype)
-    squared = np.zeros((nodes.size, x.shape[0], num_directions), dtype=x.dtype)
-    groups = [0] if folds is None else range(1, subspaces.centres.shape[0])
-    for group in groups:
-        inside = np.arange(x.shape[0]) if folds is None else np.flatnonzero(folds == group - 1)
-        for index, node in enumerate(nodes):
-            centred = x[inside] - subspaces.centres[group, node]
-            basis = subspaces.bases[group, node]
-            coordinates = centred @ basis
-            error = np.square(centred - coordinates @ basis.T)
-            residual[index, inside] = (error if is_observed is None else error * is_observed[inside]).sum(axis=1)
-            squared[index, inside] = np.square(coordinates)
+    rows = np.arange(x.shape[0])
+    residual = np.zeros((nodes.size, rows.size), dtype=x.dtype)
+    squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=x.dtype)
+    for index, node in enumerate(nodes):
+        residual[index], squared[index] = statistics_at_node(x, rows, folds, subspaces, node, is_observed)
+    return residual, squared
+
+
+def statistics_at_node(
+    x: np.ndarray,
+    rows: np.ndarray,
+    folds: np.ndarray | None,
+    subspaces: Subspaces,
+    node: int,
+    is_observed: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """:func:`statistics_at` of some rows at one node, (m,) and (m, d)."""
+    residual = np.zeros(rows.size, dtype=x.dtype)
+    squared = np.zeros((rows.size, subspaces.bases.shape[3]), dtype=x.dtype)
+    group = np.zeros(rows.size, dtype=int) if folds is None else 1 + folds[rows]
+    for number in np.flatnonzero(np.bincount(group)):
+        inside = np.flatnonzero(group == number)
+        basis = subspaces.bases[number, node]
+        centred = x[rows[inside]] - subspaces.centres[number, node]
+        coordinates = centred @ basis
+        centred -= coordinates @ basis.T
+        error = np.square(centred, out=centred)
+        residual[inside] = (error if is_observed is None else error * is_observed[rows[inside]]).sum(axis=1)
+        squared[inside] = np.square(coordinates)
     return residual, squared

@@ -11,30 +11,28 @@ import jax
 import jax.numpy as jnp
 
 from geode_jax._typing import Array, Count, Float, Int, KeyArray
-from geode_jax.math.lowrank import HIGHEST
+from geode_jax.candidates import AnyStatistics
 from geode_jax.state import State, log_normal_constants
-from geode_jax.statistics import Statistics
 from geode_jax.tree import Tree
 
 
-def node_scores(state: State, statistics: Statistics, tree: Tree, num_features: Count) -> Float[Array, "K n"]:
-    """``log pi_k + log N(x_i | k)``; -inf at absent nodes."""
+def node_scores(state: State, statistics: AnyStatistics, tree: Tree, num_features: Count) -> Float[Array, "M n"]:
+    """``log pi_k + log N(x_i | k)`` at all nodes, or at each row's candidates; -inf at absent nodes."""
     neg_log_u = state.neg_log_u
     constants = log_normal_constants(neg_log_u, state.log_sigma2, tree, num_features)
     constants = constants + tree.log_weights(state.logit_stop, state.logit_right)
-    along = jnp.einsum("knd,kd->kn", statistics.squared, jnp.exp(-neg_log_u), precision=HIGHEST)
     half_precision = 0.5 * jnp.exp(-state.log_sigma2)[tree.scale]
-    return constants[:, None] - half_precision[:, None] * (statistics.residual + along)
+    return statistics.scores(constants, half_precision, jnp.exp(-neg_log_u))
 
 
-def draw(key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: Count) -> Int[Array, "n"]:
-    """New memberships from their conditionals over all nodes."""
-    node = _draw_from(key, node_scores(state, statistics, tree, num_features))
-    return jnp.where(statistics.is_row, node, tree.num_nodes)
+def draw(key: KeyArray, state: State, statistics: AnyStatistics, tree: Tree, num_features: Count) -> Int[Array, "n"]:
+    """New memberships from their conditionals over all nodes, or over each row's candidates."""
+    slot = _draw_from(key, node_scores(state, statistics, tree, num_features))
+    return jnp.where(statistics.is_row, statistics.node_at(slot), tree.num_nodes)
 
 
 def draw_sliced(
-    key: KeyArray, state: State, statistics: Statistics, tree: Tree, num_features: Count
+    key: KeyArray, state: State, statistics: AnyStatistics, tree: Tree, num_features: Count
 ) -> Int[Array, "n"]:
     """New memberships by the multiscale slice sampler."""
     key_slice, key_node = jax.random.split(key)
@@ -42,10 +40,10 @@ def draw_sliced(
     log_scale_weights = tree.log_sum_over_scales(tree.log_weights(state.logit_stop, state.logit_right))
     scale = jnp.asarray(tree.scale)
     log_slice = _log_slices(key_slice, log_scale_weights[scale[state.node]])
-    at_node = jnp.where(tree.is_present, log_scale_weights[scale], 0.0)[:, None]
+    at_node = statistics.of_nodes(jnp.where(tree.is_present, log_scale_weights[scale], 0.0))
     # Not strictly above the slice: a logarithm near 0 may be lost in the sum, and a row's own scale is always open.
-    node = _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf))
-    return jnp.where(statistics.is_row, node, tree.num_nodes)
+    slot = _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf))
+    return jnp.where(statistics.is_row, statistics.node_at(slot), tree.num_nodes)
 
 
 def _log_slices(key: KeyArray, log_weight: Float[Array, "n"]) -> Float[Array, "n"]:
@@ -54,7 +52,7 @@ def _log_slices(key: KeyArray, log_weight: Float[Array, "n"]) -> Float[Array, "n
 
 
 def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
-    """Categorical draws, one uniform per row and the inverse CDF over the nodes: first a block of nodes, then a node.
+    """Categorical draws, one uniform per row and the inverse CDF over the places: first a block of them, then one.
 
     A running sum over all nodes at once would take several passes over (K, n) numbers, longer than the scores take.
     """
@@ -87,7 +85,8 @@ def _last_reached(
     return place, before
 
 
-def log_conditional(state: State, statistics: Statistics, tree: Tree, num_features: Count) -> Float[Array, ""]:
+def log_conditional(state: State, statistics: AnyStatistics, tree: Tree, num_features: Count) -> Float[Array, ""]:
     """Log probability of the memberships given the rest, summed over rows."""
     log_probability = jax.nn.log_softmax(node_scores(state, statistics, tree, num_features), axis=0)
-    return jnp.sum(log_probability[state.node, jnp.arange(state.node.shape[0])], where=statistics.is_row)
+    is_own = statistics.of_nodes(jnp.arange(tree.num_nodes)) == state.node
+    return jnp.sum(log_probability, where=is_own & statistics.is_row)

@@ -57,16 +57,19 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
         key, 8
     )
     statistics, tree = problem.statistics, problem.tree
-    num_rows = statistics.residual.shape[1]
-    dtype = statistics.residual.dtype
+    num_rows, dtype = statistics.is_row.shape[0], statistics.residual.dtype
     log_scale_weights = 1.5 * jax.random.normal(key_scale, (tree.num_scales,), dtype)
     row_scale = jax.random.categorical(key_row, log_scale_weights, shape=(num_rows,))
-    scale = jnp.asarray(tree.scale)[:, None]
-    # a row whose cell ends above its scale starts at the leaf there
-    may_hold = tree.is_present[:, None] & ((scale == row_scale) | (tree.is_leaf[:, None] & (scale < row_scale)))
-    distance = statistics.residual + 0.5 * statistics.squared.sum(axis=-1)
-    node = jnp.argmin(jnp.where(may_hold, distance, jnp.inf), axis=0).astype(jnp.int32)
-    node = jnp.where(statistics.is_row, node, tree.num_nodes)
+    # a row whose cell ends above its scale starts at the leaf there, one without a candidate there at the next scale
+    is_present, is_leaf, scale = (
+        statistics.of_nodes(jnp.asarray(table)) for table in (tree.is_present, tree.is_leaf, tree.scale)
+    )
+    gap = jnp.where(is_leaf & (scale < row_scale), 0, jnp.abs(scale - row_scale))
+    gap = jnp.where(is_present, gap, tree.num_scales)
+    ones = jnp.ones(tree.num_nodes, dtype)
+    closeness = statistics.scores(0.0 * ones, ones, jnp.full(problem.is_available.shape, 0.5, dtype))
+    slot = jnp.argmax(jnp.where(gap == gap.min(axis=0), closeness, -jnp.inf), axis=0).astype(jnp.int32)
+    node = jnp.where(statistics.is_row, statistics.node_at(slot), tree.num_nodes)
     partial = None
     if problem.partial is not None:
         partial = missing.start(key_partial, log_scale_weights, problem.partial, tree, problem.num_features)

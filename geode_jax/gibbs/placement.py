@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._typing import Array
+from geode_jax.candidates import CandidateStatistics, regroup
 from geode_jax.gibbs.chain import Chain
 from geode_jax.gibbs.sweep import Problem
 from geode_jax.partial_rows import PartialRows
@@ -39,7 +40,19 @@ def place_problem(problems: Problem, mesh: Mesh) -> Problem:
     partial = problems.partial
     by_row = PartitionSpec(TREES, None, ROWS)
     specs = jax.tree.map(lambda _: BY_TREE, problems)
-    specs = eqx.tree_at(lambda it: (it.statistics.residual, it.statistics.squared), specs, (by_row, by_row))
+    if isinstance(problems.statistics, CandidateStatistics):
+        if mesh.shape[ROWS] > 1:
+            grouped = regroup(problems.statistics, problems.tree.num_nodes, ROW_BLOCKS)
+            problems = eqx.tree_at(lambda it: it.statistics, problems, grouped)
+            pairs = PartitionSpec(TREES, ROWS)
+            specs = eqx.tree_at(
+                lambda it: (it.statistics.residual, it.statistics.squared, it.statistics.block_node),
+                specs,
+                (pairs,) * 3,
+            )
+        specs = eqx.tree_at(lambda it: (it.statistics.node, it.statistics.position), specs, (by_row, by_row))
+    else:
+        specs = eqx.tree_at(lambda it: (it.statistics.residual, it.statistics.squared), specs, (by_row, by_row))
     if partial is not None:
         partial = _pad_partial(partial, problems.tree.num_nodes)
         rows = jax.tree.map(lambda _: by_row, partial)

@@ -4,11 +4,11 @@ import equinox as eqx
 import jax
 
 from geode_jax._typing import Array, Count, KeyArray
+from geode_jax.candidates import AnyStatistics
 from geode_jax.gibbs import allocation, missing, noise, scales, shrinkage, weights
 from geode_jax.partial_rows import PartialRows
 from geode_jax.settings import DirectMembership, ExactShrinkage, Prior, PublishedShrinkage, SliceMembership
 from geode_jax.state import NodeSums, State, node_sums
-from geode_jax.statistics import Statistics
 from geode_jax.tree import Tree
 
 
@@ -19,7 +19,7 @@ class Problem(eqx.Module):
     """
 
     tree: Tree
-    statistics: Statistics
+    statistics: AnyStatistics
     partial: PartialRows | None
     is_available: Array
     num_features: Count

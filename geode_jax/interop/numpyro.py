@@ -3,6 +3,7 @@
 Imported by the user: ``from geode_jax.interop.numpyro import GeodeKernel, PosteriorPredictive``.
 """
 
+import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from geode_jax.posterior import Posterior
 from geode_jax.predict.boundary import DENSITY_DRAWS
 from geode_jax.predict.density import log_density_by_tree
 from geode_jax.predict.draw import sample_rows
+from geode_jax.predict.held_out import lost_mass
 from geode_jax.settings import Prior, SamplerSettings
 
 
@@ -131,7 +133,7 @@ class GeodeKernel(MCMCKernel):
         draws = jax.tree.map(np.asarray, draws)
         tallies = jax.tree.map(np.asarray, mcmc.last_state.chain.adaptation)
         axis = 0 if mcmc.num_chains > 1 else None
-        return Posterior(
+        posterior = Posterior(
             dictionary=self.forest.dictionary,
             draws=draws,
             adaptation=jax.tree.map(
@@ -152,6 +154,7 @@ class GeodeKernel(MCMCKernel):
                 adaptation=self._sampler.adaptation,
             ),
         )
+        return dataclasses.replace(posterior, lost_mass=lost_mass(self.forest, posterior))
 
     def _problem(self, model_args: tuple[Any, ...]) -> Problem:
         return check_instance(model_args[0], "problem", Problem) if model_args else self.problem

@@ -1,5 +1,7 @@
 """Complete rows: log densities under every draw, their average over draws and trees, and the nodes of a row."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,12 +9,13 @@ import numpy as np
 from jax import lax
 
 from geode_jax._typing import Array, Float
+from geode_jax.candidates import AnyStatistics, CandidateStatistics, Probe
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.chain import Draw
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.state import log_normal_constants
-from geode_jax.statistics import Statistics, project
+from geode_jax.statistics import project
 
 
 class NodeScores(eqx.Module):
@@ -61,8 +64,16 @@ def log_density_by_draw(dictionary: Dictionary, draws: Draw, x: Float[Array, "n 
     return lax.scan(at_node, empty, (dictionary.centres, dictionary.bases, _node_scores(dictionary, draws)))[0]
 
 
-def log_density_of_statistics(dictionary: Dictionary, draws: Draw, statistics: Statistics) -> Float[Array, "n T"]:
-    """Log density under every draw of one tree of rows that are known by their statistics."""
+def log_density_of_statistics(dictionary: Dictionary, draws: Draw, statistics: AnyStatistics) -> Float[Array, "n T"]:
+    """Log density under every draw of one tree of rows that are known by their statistics.
+
+    Of their candidate nodes only, where they have no others.
+    """
+    if isinstance(statistics, CandidateStatistics):
+        parameters = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), _node_scores(dictionary, draws))
+        return lax.map(
+            lambda at: jax.nn.logsumexp(statistics.scores(at.constant, at.half_precision, at.u), axis=0), parameters
+        ).T
 
     def at_node(total: Array, node: tuple[Array, Array, NodeScores]) -> tuple[Array, None]:
         return jnp.logaddexp(total, _scores_of(*node)), None
@@ -70,6 +81,22 @@ def log_density_of_statistics(dictionary: Dictionary, draws: Draw, statistics: S
     empty = jnp.full((statistics.residual.shape[1], draws.log_sigma2.shape[0]), -jnp.inf, statistics.residual.dtype)
     nodes = (statistics.residual, statistics.squared, _node_scores(dictionary, draws))
     return lax.scan(at_node, empty, nodes)[0]
+
+
+def lost_shares(dictionary: Dictionary, draws: Draw, probe: Probe) -> Float[Array, "p"]:
+    """Posterior probability, averaged over the draws of one tree, that a row is at none of its candidate nodes."""
+
+    def at_node(totals: tuple[Array, Array], node: tuple[Array, Array, Array, NodeScores]) -> tuple[Any, None]:
+        everywhere, kept = totals
+        is_candidate, residual, squared, parameters = node
+        score = _scores_of(residual, squared, parameters)
+        at_candidate = jnp.where(is_candidate[:, None], score, -jnp.inf)
+        return (jnp.logaddexp(everywhere, score), jnp.logaddexp(kept, at_candidate)), None
+
+    empty = jnp.full((probe.residual.shape[1], draws.log_sigma2.shape[0]), -jnp.inf, probe.residual.dtype)
+    nodes = (probe.is_candidate, probe.residual, probe.squared, _node_scores(dictionary, draws))
+    everywhere, kept = lax.scan(at_node, (empty, empty), nodes)[0]
+    return jnp.maximum(-jnp.expm1(kept - everywhere), 0.0).mean(axis=1)
 
 
 @jax.jit

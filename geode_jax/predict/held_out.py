@@ -12,12 +12,12 @@ import numpy as np
 from jax import lax
 
 from geode_jax._typing import Array, Float, precision_of
+from geode_jax.candidates import AnyStatistics, Probe
 from geode_jax.dictionary import Dictionary
 from geode_jax.forest import Forest
 from geode_jax.gibbs.chain import Draw
 from geode_jax.posterior import Posterior
-from geode_jax.predict.density import log_density_of_statistics
-from geode_jax.statistics import Statistics
+from geode_jax.predict.density import log_density_of_statistics, lost_shares
 
 NUM_DRAWS = 100
 
@@ -26,7 +26,8 @@ def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarr
     """Leave-one-out log density, in nats and the data's units, of the complete training rows in their order.
 
     `posterior` are draws of `forest`. Rows with missing features have none: densities of different features do not
-    compare. Without cross-fitting the dictionary knows the row, and the density is too high.
+    compare. Where rows have candidate nodes, the others count as nothing. Without cross-fitting the dictionary knows
+    the row, and the density is too high.
     """
     num_rows = int(forest.statistics.num_rows[0])
     with precision_of(posterior.dtype):
@@ -36,8 +37,8 @@ def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarr
 
 
 @jax.jit
-def _leave_one_out(dictionary: Dictionary, draws: Draw, statistics: Statistics) -> Float[Array, "F n"]:
-    def one_tree(inputs: tuple[Dictionary, Draw, Statistics]) -> Array:
+def _leave_one_out(dictionary: Dictionary, draws: Draw, statistics: AnyStatistics) -> Float[Array, "F n"]:
+    def one_tree(inputs: tuple[Dictionary, Draw, AnyStatistics]) -> Array:
         log_density = log_density_of_statistics(*inputs)
         num_draws = log_density.shape[1]
         log_mean = jax.nn.logsumexp(-log_density, axis=1, keepdims=True) - jnp.log(num_draws)
@@ -45,3 +46,20 @@ def _leave_one_out(dictionary: Dictionary, draws: Draw, statistics: Statistics) 
         return jax.nn.logsumexp(log_ratio + log_density, axis=1) - jax.nn.logsumexp(log_ratio, axis=1)
 
     return lax.map(one_tree, (dictionary, draws, statistics))
+
+
+def lost_mass(forest: Forest, posterior: Posterior) -> Float[np.ndarray, "F"] | None:
+    """Mean posterior probability that a complete row is at none of its candidate nodes, for every tree.
+
+    Over the rows of the forest's probe; None where all nodes are candidates.
+    """
+    if forest.probe is None:
+        return None
+    with precision_of(posterior.dtype):
+        draws = jax.tree.map(jnp.asarray, posterior.thin(NUM_DRAWS))
+        return np.asarray(_lost_mass(forest.dictionary, draws, forest.probe), np.float64)
+
+
+@jax.jit
+def _lost_mass(dictionary: Dictionary, draws: Draw, probe: Probe) -> Float[Array, "F"]:
+    return lax.map(lambda inputs: lost_shares(*inputs).mean(), (dictionary, draws, probe))
