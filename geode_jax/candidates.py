@@ -124,13 +124,15 @@ def _lay_out(node: np.ndarray, num_nodes: int, num_groups: int) -> _Layout:
 
 def candidate_statistics(
     x: np.ndarray,
+    rows: np.ndarray,
     folds: np.ndarray | None,
     subspaces: Subspaces,
     candidates: np.ndarray,
     num_places: int | None = None,
 ) -> CandidateStatistics:
-    """Statistics of every row of x at its `candidates`, (n, M) ascending and padded with K, from the dictionaries that
-    left its fold out; rows keep their order, and stand in one group.
+    """Statistics of the given rows of x at their `candidates`, (n, M) ascending and padded with K, in one group.
+
+    From the dictionaries that left a row's fold out; rows keep their order.
     """
     num_nodes, rank = subspaces.bases.shape[1], subspaces.bases.shape[3]
     num_rows, width = candidates.shape
@@ -144,10 +146,10 @@ def candidate_statistics(
         blocks = np.flatnonzero(layout.block_node[0] == number)
         if blocks.size:
             here = slice(blocks[0] * BLOCK, (blocks[-1] + 1) * BLOCK)
-            rows = layout.row[0, here]
-            rows = rows[rows >= 0]
-            here = slice(here.start, here.start + rows.size)
-            residual[0, here], squared[0, here] = statistics_at_node(x, rows, folds, subspaces, number)
+            members = layout.row[0, here]
+            members = rows[members[members >= 0]]
+            here = slice(here.start, here.start + members.size)
+            residual[0, here], squared[0, here] = statistics_at_node(x, members, folds, subspaces, number)
 
     each(learn, range(num_nodes))
     return CandidateStatistics(

@@ -40,7 +40,7 @@ PROBE_BYTES = 2**28
 # (matrices times d^3) per tree.
 GROUP_COST = 1e8
 # Nodes that a row with missing features may belong to: its matrices at each are held.
-PARTIAL_CANDIDATES = 8
+PARTIAL_CANDIDATES = 6
 # Trees whose conditional means fill missing entries.
 FILL_TREES = 4
 # Rows that a tree is learned from by default: more make finer cuts no better, and the graph slow.
@@ -183,7 +183,7 @@ def grow_in_frame(
         rows = _partial_rows(learned, is_observed, folds)
     on_step(1.0, "learned dictionaries")
     trees = range(len(learned.partitions))
-    pairs = [_freeze_tree(learned, number, ~is_partial, folds, num_places) for number in trees]
+    pairs = [_freeze_tree(learned, number, is_observed, folds, num_places) for number in trees]
     dictionary, statistics, probe = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
     return Forest(dictionary, statistics, rows, probe, frame.shift, frame.scale * learned.scales, learned.settings)
 
@@ -324,14 +324,12 @@ def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySet
 
 
 def _freeze_tree(
-    learned: Learned, number: int, is_complete: np.ndarray, folds: np.ndarray | None, num_places: int | None
+    learned: Learned, number: int, is_observed: np.ndarray, folds: np.ndarray | None, num_places: int | None
 ) -> tuple[Dictionary, AnyStatistics, Probe | None]:
     """The dictionary of all rows, and the complete rows' statistics from those that left them out."""
     partition, subspaces = learned.partitions[number], learned.subspaces[number]
     frozen = freeze(partition, subspaces, 0)
-    x = learned.x[is_complete] if not is_complete.all() else learned.x
-    own = None if folds is None else folds[is_complete]
-    statistics, probe = _statistics(x, own, partition, subspaces, learned.settings, frozen, num_places)
+    statistics, probe = _statistics(learned, number, frozen, is_observed, folds, num_places)
     if learned.whole is None:
         return frozen, statistics, probe
     # directions that the folds did not find have no statistics
@@ -341,43 +339,42 @@ def _freeze_tree(
 
 
 def _statistics(
-    x: np.ndarray,
-    folds: np.ndarray | None,
-    partition: Partition,
-    subspaces: Subspaces,
-    settings: DictionarySettings,
+    learned: Learned,
+    number: int,
     dictionary: Dictionary,
+    is_observed: np.ndarray,
+    folds: np.ndarray | None,
     num_places: int | None,
 ) -> tuple[AnyStatistics, Probe | None]:
-    """Statistics of complete rows x at all nodes; or at their candidates, and those of a few rows at all."""
-    assert settings.num_candidates is not None
+    """Statistics of the complete rows at all nodes; or at their candidates, and those of a few rows at all."""
+    partition, subspaces = learned.partitions[number], learned.subspaces[number]
+    is_complete = is_observed.all(axis=1)
+    rows = np.flatnonzero(is_complete)
+    num_nodes, rank, width = len(partition.cells), subspaces.bases.shape[3], learned.settings.num_candidates
+    assert width is not None
 
-    def everywhere(rows: np.ndarray, num_places: int | None) -> Statistics:
+    def at_all_nodes(rows: np.ndarray, num_places: int | None) -> Statistics:
         centres, bases = without_folds(subspaces, folds)
         own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
+        x = learned.x if rows.size == learned.x.shape[0] else learned.x[rows]
+        of_fold = [jnp.asarray(np.flatnonzero(own == fold)) for fold in range(centres.shape[0])]
         return cross_fitted_statistics(
-            jnp.asarray(centres),
-            jnp.asarray(bases),
-            dictionary,
-            jnp.asarray(x[rows] if rows.size < x.shape[0] else x),
-            [jnp.asarray(np.flatnonzero(own == fold)) for fold in range(centres.shape[0])],
-            num_places,
+            jnp.asarray(centres), jnp.asarray(bases), dictionary, jnp.asarray(x), of_fold, num_places
         )
 
-    num_nodes, rank, width = len(partition.cells), subspaces.bases.shape[3], settings.num_candidates
-    rows = np.arange(x.shape[0])
     if width >= num_nodes or rows.size == 0:
-        return everywhere(rows, num_places), None
+        return at_all_nodes(rows, num_places), None
+    seen = None if is_complete.all() else is_observed
     candidates = np.full((rows.size, width), num_nodes, np.int32)
-    found = find_candidates(x, rows, partition, subspaces, folds, width)
+    found = find_candidates(learned.x, rows, partition, subspaces, folds, width, seen)
     candidates[:, : found.shape[1]] = found
-    per_row = x.itemsize * settings.num_trees * num_nodes * rank
+    per_row = learned.x.itemsize * learned.settings.num_trees * num_nodes * rank
     num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
     sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
-    probed = everywhere(sample, num_probes)
+    probed = at_all_nodes(rows[sample], num_probes)
     is_candidate = (candidates[sample, :, None] == np.arange(num_nodes)).any(axis=1).T
     return (
-        candidate_statistics(x, folds, subspaces, candidates, num_places),
+        candidate_statistics(learned.x, rows, folds, subspaces, candidates, num_places),
         Probe(probed.residual, probed.squared, jnp.asarray(is_candidate)),
     )
 

@@ -55,7 +55,7 @@ class SharedSpan:
 class MissingRows:
     """What a fit does about rows with missing features.
 
-    `num_candidates`: nodes that such a row may belong to; None is 8. `num_groups`: a sweep draws one group of these
+    `num_candidates`: nodes that such a row may belong to; None is 6. `num_groups`: a sweep draws one group of these
     rows, so that each is drawn in every `num_groups`-th sweep; None takes 1 to 4 by their cost.
 
     The sampler keeps two (d, d) matrices per tree, row and candidate, ``8 F n_m M d**2`` bytes in float32 (with few

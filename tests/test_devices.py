@@ -1,5 +1,6 @@
 """Several devices draw what one does."""
 
+import dataclasses
 import re
 import socket
 import subprocess
@@ -48,12 +49,14 @@ def assert_close(found, expected):
     ("sizes", "kind"),
     [
         ({"trees": 2, "chains": 2}, "complete"),
+        ({"rows": 2, "trees": 2}, "candidates"),
         pytest.param({"rows": 2, "trees": 2}, "own patterns", marks=pytest.mark.slow),
         pytest.param({"chains": 2, "rows": 2}, "one pattern", marks=pytest.mark.slow),
     ],
 )
 def test_draws_are_those_of_one_device(data, sizes, kind):
-    options = {"dictionary": DICTIONARY, "sampler": SAMPLER, "dtype": "float64"}
+    settings = dataclasses.replace(DICTIONARY, num_candidates=4 if kind == "candidates" else None)
+    options = {"dictionary": settings, "sampler": SAMPLER, "dtype": "float64"}
     x = _with_missing(data, kind)
     one = geode_jax.fit(jax.random.key(0), x, **options)
     several = geode_jax.fit(jax.random.key(0), x, **options, mesh=_mesh(**sizes))

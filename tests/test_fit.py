@@ -387,8 +387,8 @@ def test_defaults_follow_from_the_shape(shape):
     found = resolve(geode_jax.DictionarySettings(), *shape)
     assert 1 <= found.max_rank <= max(1, min(50, shape[1] - 1, shape[0] - 1))
     assert 2 <= found.min_cell_size <= 10
-    nodes = 2 ** (found.depth + 1) - 1
-    assert 4 * found.num_trees * nodes * shape[0] * found.max_rank <= 2**32
+    assert 1 <= found.num_candidates < 2 ** (found.depth + 1)
+    assert 4 * found.num_trees * found.num_candidates * shape[0] * found.max_rank <= 2**32
     assert resolve(geode_jax.DictionarySettings(depth=7), *shape).depth == 7
 
 

@@ -56,7 +56,7 @@ LAYERS = {
     "grow": 10.1,
     "posterior": 11,
     "class_posterior": 11.5,
-    "fit": 12,
+    "fit": 12.2,
     "predict.density": 12,
     "predict.draw": 12,
     "predict.partial": 12,

@@ -170,6 +170,18 @@ def test_the_sweep_knows_nothing_of_the_number_of_features():
     assert shapes[0] == shapes[1] == shapes[2]
 
 
+def _first_result(function):
+    """The function, which after its first call returns the same again."""
+    results = []
+
+    def held(*arguments):
+        if not results:
+            results.append(function(*arguments))
+        return results[0]
+
+    return held
+
+
 def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     """Rows of fold 0 move; what the others are filled with for the dictionary without fold 0 stays, bit for bit.
 
@@ -182,15 +194,8 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     cells = Partition(1, (np.arange(90), np.arange(45), np.arange(45, 90)))
     settings = grow_module.resolve(DICTIONARY, *data.shape)
     monkeypatch.setattr(grow_module, "_grow_trees", lambda *_: ([cells], np.ones(6)))
-    ranked = []
-    original = grow_module.rank_nodes
-
-    def rank_nodes(*arguments):
-        if not ranked:
-            ranked.append(original(*arguments))
-        return ranked[0]
-
-    monkeypatch.setattr(grow_module, "rank_nodes", rank_nodes)
+    for name in ("fit_quick_mixture", "find_candidates"):
+        monkeypatch.setattr(grow_module, name, _first_result(getattr(grow_module, name)))
 
     def complete(x):
         return grow_module._complete(x, is_observed, settings, folds, [0], lambda *_: None)

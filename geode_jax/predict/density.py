@@ -87,16 +87,16 @@ def lost_shares(dictionary: Dictionary, draws: Draw, probe: Probe) -> Float[Arra
     """Posterior probability, averaged over the draws of one tree, that a row is at none of its candidate nodes."""
 
     def at_node(totals: tuple[Array, Array], node: tuple[Array, Array, Array, NodeScores]) -> tuple[Any, None]:
-        everywhere, kept = totals
+        everywhere, lost = totals
         is_candidate, residual, squared, parameters = node
         score = _scores_of(residual, squared, parameters)
-        at_candidate = jnp.where(is_candidate[:, None], score, -jnp.inf)
-        return (jnp.logaddexp(everywhere, score), jnp.logaddexp(kept, at_candidate)), None
+        elsewhere = jnp.where(is_candidate[:, None], -jnp.inf, score)
+        return (jnp.logaddexp(everywhere, score), jnp.logaddexp(lost, elsewhere)), None
 
     empty = jnp.full((probe.residual.shape[1], draws.log_sigma2.shape[0]), -jnp.inf, probe.residual.dtype)
     nodes = (probe.is_candidate, probe.residual, probe.squared, _node_scores(dictionary, draws))
-    everywhere, kept = lax.scan(at_node, (empty, empty), nodes)[0]
-    return jnp.maximum(-jnp.expm1(kept - everywhere), 0.0).mean(axis=1)
+    everywhere, lost = lax.scan(at_node, (empty, empty), nodes)[0]
+    return jnp.exp(lost - everywhere).mean(axis=1)
 
 
 @jax.jit

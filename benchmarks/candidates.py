@@ -1,0 +1,151 @@
+"""Candidate nodes: what is lost where rows may belong to a few nodes each, and what a million rows take.
+
+First the same forest with fewer and fewer candidates: held-out density, lost posterior mass, and sweeps per second.
+10,000 MNIST images for training, 2000 others of the training set held out, pixels dequantised by uniform noise, two
+trees of depth 7. Then rows near a curved set of 5 dimensions in 100, from 10,000 to a million of them, one tree.
+
+python -m benchmarks.candidates [--quick] [--data FOLDER] [--sizes N ...] [--depth L] [--candidates M ...]
+"""
+
+import argparse
+import resource
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+import geode_jax
+from benchmarks.common import find_data, timed, write_result
+
+NUM_TRAIN, NUM_HELD_OUT = 10_000, 2000
+CANDIDATES = (255, 32, 16, 8, 4)
+SIZES = (10_000, 100_000, 1_000_000)
+NUM_FEATURES, INTRINSIC, NOISE = 100, 5, 0.1
+LARGE = {"num_trees": 1, "max_rank": 20, "num_candidates": 16}
+
+
+def peak_gibibytes() -> float:
+    """The most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def images(data: str | None, num_rows: int) -> np.ndarray:
+    with np.load(find_data("mnist.npz", data), allow_pickle=False) as file:
+        x = file["x_train"].reshape(-1, 784)
+    rng = np.random.default_rng(0)
+    chosen = x[rng.permutation(len(x))[:num_rows]]
+    return (chosen + rng.random(chosen.shape)).astype(np.float32)
+
+
+def curved_rows(num_rows: int) -> np.ndarray:
+    """Smooth functions of 5 uniform variables, and noise; (n, 100) float32."""
+    rng = np.random.default_rng(0)
+    waves = rng.normal(size=(INTRINSIC, NUM_FEATURES)).astype(np.float32)
+    phase = rng.uniform(0, 2 * np.pi, NUM_FEATURES).astype(np.float32)
+    x = np.empty((num_rows, NUM_FEATURES), np.float32)
+    for start in range(0, num_rows, 2**16):
+        block = x[start : start + 2**16]
+        latent = rng.random((len(block), INTRINSIC), dtype=np.float32)
+        block[:] = np.sin(2.0 * latent @ waves + phase)
+        block += NOISE * rng.standard_normal(block.shape, dtype=np.float32)
+    return x
+
+
+def fewer_and_fewer(data: str | None, quick: bool) -> list[dict[str, Any]]:
+    num_train, num_new = (300, 50) if quick else (NUM_TRAIN, NUM_HELD_OUT)
+    x = images(data, num_train + num_new)
+    depth, sampler = (3, geode_jax.SamplerSettings(num_warmup=20, num_samples=20)) if quick else (7, None)
+    rows: list[dict[str, Any]] = []
+    densities: list[np.ndarray] = []
+    for width in (15, 4) if quick else CANDIDATES:
+        settings = geode_jax.DictionarySettings(num_trees=2, depth=depth, num_candidates=width)
+        times: dict[str, float] = {}
+        with timed(times, "stage one seconds"):
+            forest = geode_jax.learn_forest(jax.random.key(0), x[:num_train], dictionary=settings)
+        with timed(times, "sampler seconds"):
+            posterior = geode_jax.sample_posterior(jax.random.key(1), forest, sampler=sampler)
+        density = geode_jax.log_density(posterior, x[num_train:])
+        densities.append(density)
+        gain = density - densities[0]
+        lost = posterior.lost_mass
+        rows.append(
+            {
+                "data": "MNIST",
+                "rows": num_train,
+                "candidates": width,
+                "nats": float(density.mean()),
+                "gain": float(gain.mean()),
+                "standard error": float(gain.std() / np.sqrt(num_new)),
+                "lost mass": 0.0 if lost is None else float(lost.mean()),
+                "statistics MiB": sum(leaf.nbytes for leaf in jax.tree.leaves(forest.statistics)) / 2**20,
+                **times,
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def more_and_more(sizes: list[int], depth: int, quick: bool) -> list[dict[str, Any]]:
+    rows = []
+    sampler = geode_jax.SamplerSettings(num_warmup=10, num_samples=10) if quick else geode_jax.SamplerSettings()
+    sweeps = sampler.num_warmup + sampler.num_samples
+    for number in sizes:
+        x = curved_rows(number + NUM_HELD_OUT)
+        train, new = x[:number], x[number:]
+        # fewer rows have fewer nodes: at least 500 rows in a cell
+        own = min(depth, int(np.log2(max(number / 500, 1))))
+        settings = geode_jax.DictionarySettings(depth=own, **LARGE)
+        before, times = peak_gibibytes(), {}
+        with timed(times, "stage one seconds"):
+            forest = geode_jax.learn_forest(jax.random.key(0), train, dictionary=settings)
+        after_stage_one = peak_gibibytes()
+        start = time.perf_counter()
+        posterior = geode_jax.sample_posterior(jax.random.key(1), forest, sampler=sampler)
+        times["sampler seconds"] = time.perf_counter() - start
+        density = geode_jax.log_density(posterior, new)
+        root = geode_jax.fit(
+            jax.random.key(0),
+            train[:: max(1, number // 10_000)],
+            dictionary=geode_jax.DictionarySettings(num_trees=1, depth=0, max_rank=20),
+            sampler=geode_jax.SamplerSettings(num_warmup=20, num_samples=20),
+        )
+        lost = posterior.lost_mass
+        rows.append(
+            {
+                "data": "curved",
+                "rows": number,
+                "depth": own,
+                "candidates": forest.dictionary_settings.num_candidates,
+                "nats": float(density.mean()),
+                "one Gaussian": float(geode_jax.log_density(root, new).mean()),
+                "lost mass": 0.0 if lost is None else float(lost.mean()),
+                "sweep ms": 1000 * times["sampler seconds"] / sweeps,
+                "statistics MiB": sum(leaf.nbytes for leaf in jax.tree.leaves(forest.statistics)) / 2**20,
+                "data MiB": train.nbytes / 2**20,
+                "peak GiB before": before,
+                "peak GiB of stage one": after_stage_one,
+                "peak GiB": peak_gibibytes(),
+                **times,
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--data", help="folder that holds mnist.npz")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="rows of the second experiment")
+    parser.add_argument("--depth", type=int, default=10, help="of the tree of the largest problem")
+    options = parser.parse_args(arguments)
+    large = more_and_more([2000] if options.quick else options.sizes, options.depth, options.quick)
+    rows = fewer_and_fewer(options.data, options.quick) + large
+    if not options.quick:
+        write_result("candidates", {"train": NUM_TRAIN, "held_out": NUM_HELD_OUT, "depth": options.depth}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
