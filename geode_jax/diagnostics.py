@@ -24,6 +24,8 @@ LARGEST_R_HAT = 1.05
 FEWEST_EFFECTIVE = 50
 # Noise below this share of the data's deviation is no measurement's.
 COLLAPSED_NOISE = 1e-4
+# Rows that lose more than this posterior mass to nodes that are not their candidates.
+LARGEST_LOST_MASS = 0.01
 
 
 class Diagnostic(NamedTuple):
@@ -104,6 +106,12 @@ def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
             " by max_rank; raise it"
         )
     problems += _complaints_about_scales(posterior)
+    lost = 0.0 if posterior.lost_mass is None else float(np.mean(posterior.lost_mass))
+    if lost > LARGEST_LOST_MASS:
+        problems.append(
+            f"candidate nodes leave out {lost:.1%} of the posterior mass of the complete rows; raise num_candidates"
+            f" (now {posterior.dictionary_settings.num_candidates})"
+        )
     if problems:
         return "\n".join(problems)
     chains = "chains agree" if posterior.num_chains > 1 else "the one chain per tree agrees with itself (run several)"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import (
+    candidates,
     choices,
     devices,
     digits_density,
@@ -260,6 +261,17 @@ def test_tree_rows():
         pytest.skip("MNIST is not ours to ship")
     whole, part = tree_rows.main(["--quick"])
     assert np.isfinite([whole["nats"], part["nats"], part["gain"]]).all()
+
+
+@pytest.mark.slow
+def test_candidates():
+    try:
+        find_data("mnist.npz")
+    except SystemExit:
+        pytest.skip("MNIST is not ours to ship")
+    rows = candidates.main(["--quick"])
+    assert [row["candidates"] for row in rows] == [15, 4, 7]
+    assert all(np.isfinite([row["nats"], row["lost mass"]]).all() for row in rows)
 
 
 @pytest.mark.slow

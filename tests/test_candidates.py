@@ -168,7 +168,7 @@ def test_nothing_is_lost_on_the_way_to_a_file(forests, data, tmp_path):
     assert np.isfinite(held_out).all()
 
 
-@pytest.mark.parametrize("hidden", ["some rows", "all rows"])
+@pytest.mark.parametrize("hidden", ["some rows", pytest.param("all rows", marks=pytest.mark.slow)])
 def test_with_missing_features(data, hidden):
     """Complete rows have candidates, partial rows theirs; without complete rows there is nothing to leave out."""
     rows = data.copy()

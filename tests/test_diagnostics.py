@@ -138,6 +138,12 @@ def test_scales_that_hold_no_row_are_told(clean):
     assert "hold no row" not in diagnostics.report(eqx.tree_at(lambda it: it.draws.count, clean, count))
 
 
+def test_mass_that_candidates_leave_out_is_told(clean):
+    few = dataclasses.replace(clean, lost_mass=np.array([0.001, 0.05]))
+    assert "candidate nodes leave out 2.5% of the posterior mass" in diagnostics.report(few)
+    assert "candidate" not in diagnostics.report(dataclasses.replace(clean, lost_mass=np.array([0.001, 0.002])))
+
+
 def test_constant_quantities_and_few_draws(posterior):
     constant = _with_log_joint(posterior, np.full((2, 2, 30), 5.0))
     assert all(np.isfinite(entry.r_hat) for entry in diagnostics.diagnose(constant))

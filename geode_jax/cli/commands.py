@@ -275,6 +275,7 @@ def _info(options: argparse.Namespace) -> None:
         "intrinsic_dimension": posterior.intrinsic_dimension,
         "weight_of_scales": posterior.scale_weights.mean(axis=(0, 1, 2)).round(4).tolist(),
         "noise_of_scales": posterior.sigma.mean(axis=(0, 1, 2)).tolist(),
+        "lost_mass": None if posterior.lost_mass is None else float(posterior.lost_mass.mean()),
         "held_out_log_density": float(model.held_out_scores_.mean()) if model.held_out_scores_.size else None,
     }
     if options.json:
