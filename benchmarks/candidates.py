@@ -4,21 +4,26 @@ First the same forest with fewer and fewer candidates: held-out density, lost po
 10,000 MNIST images for training, 2000 others of the training set held out, pixels dequantised by uniform noise, two
 trees of depth 7. Then rows near a curved set of 5 dimensions in 100, from 10,000 to a million of them, one tree.
 
-python -m benchmarks.candidates [--quick] [--data FOLDER] [--sizes N ...] [--depth L] [--candidates M ...]
+python -m benchmarks.candidates [--quick] [--data FOLDER] [--sizes N ...] [--depth L] [--fresh]
+
+An interrupted run goes on where it ended.
 """
 
 import argparse
+import dataclasses
+import itertools
 import resource
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 import geode_jax
-from benchmarks.common import find_data, timed, write_result
+from benchmarks.common import earlier_rows, find_data, timed, write_result
 
 NUM_TRAIN, NUM_HELD_OUT = 10_000, 2000
+NUM_SWEEPS = 100  # of warm-up, and as many that are kept
 CANDIDATES = (255, 32, 16, 8, 4)
 SIZES = (10_000, 100_000, 1_000_000)
 NUM_FEATURES, INTRINSIC, NOISE = 100, 5, 0.1
@@ -28,6 +33,20 @@ LARGE = {"num_trees": 1, "max_rank": 20, "num_candidates": 16}
 def peak_gibibytes() -> float:
     """The most memory that this process has had so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def sweeps(quick: bool) -> geode_jax.SamplerSettings:
+    number = 10 if quick else NUM_SWEEPS
+    return geode_jax.SamplerSettings(num_warmup=number, num_samples=number, segment_length=10)
+
+
+def lost(posterior: geode_jax.Posterior) -> float:
+    return 0.0 if posterior.lost_mass is None else float(posterior.lost_mass.mean())
+
+
+def mebibytes(forest: Any) -> float:
+    """What the sampler reads."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(forest.statistics)) / 2**20
 
 
 def images(data: str | None, num_rows: int) -> np.ndarray:
@@ -52,45 +71,40 @@ def curved_rows(num_rows: int) -> np.ndarray:
     return x
 
 
-def fewer_and_fewer(data: str | None, quick: bool) -> list[dict[str, Any]]:
+def fewer_and_fewer(data: str | None, quick: bool) -> Iterator[dict[str, Any]]:
     num_train, num_new = (300, 50) if quick else (NUM_TRAIN, NUM_HELD_OUT)
     x = images(data, num_train + num_new)
-    depth, sampler = (3, geode_jax.SamplerSettings(num_warmup=20, num_samples=20)) if quick else (7, None)
-    rows: list[dict[str, Any]] = []
-    densities: list[np.ndarray] = []
-    for width in (15, 4) if quick else CANDIDATES:
+    depth, widths = (3, (15, 4)) if quick else (7, CANDIDATES)
+    all_nodes: np.ndarray | None = None
+    for width in widths:
         settings = geode_jax.DictionarySettings(num_trees=2, depth=depth, num_candidates=width)
         times: dict[str, float] = {}
         with timed(times, "stage one seconds"):
             forest = geode_jax.learn_forest(jax.random.key(0), x[:num_train], dictionary=settings)
         with timed(times, "sampler seconds"):
-            posterior = geode_jax.sample_posterior(jax.random.key(1), forest, sampler=sampler)
+            posterior = geode_jax.sample_posterior(jax.random.key(1), forest, sampler=sweeps(quick))
         density = geode_jax.log_density(posterior, x[num_train:])
-        densities.append(density)
-        gain = density - densities[0]
-        lost = posterior.lost_mass
-        rows.append(
-            {
-                "data": "MNIST",
-                "rows": num_train,
-                "candidates": width,
-                "nats": float(density.mean()),
-                "gain": float(gain.mean()),
-                "standard error": float(gain.std() / np.sqrt(num_new)),
-                "lost mass": 0.0 if lost is None else float(lost.mean()),
-                "statistics MiB": sum(leaf.nbytes for leaf in jax.tree.leaves(forest.statistics)) / 2**20,
-                **times,
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
+        all_nodes = density if all_nodes is None else all_nodes
+        gain = density - all_nodes
+        yield {
+            "data": "MNIST",
+            "rows": num_train,
+            "candidates": width,
+            "nats": float(density.mean()),
+            "gain": float(gain.mean()),
+            "standard error": float(gain.std() / np.sqrt(num_new)),
+            "lost mass": lost(posterior),
+            "statistics MiB": mebibytes(forest),
+            **times,
+        }
 
 
-def more_and_more(sizes: list[int], depth: int, quick: bool) -> list[dict[str, Any]]:
-    rows = []
-    sampler = geode_jax.SamplerSettings(num_warmup=10, num_samples=10) if quick else geode_jax.SamplerSettings()
-    sweeps = sampler.num_warmup + sampler.num_samples
+def more_and_more(sizes: list[int], depth: int, quick: bool, done: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    sampler = sweeps(quick)
+    already = {row["rows"] for row in done if row["data"] == "curved"}
     for number in sizes:
+        if number in already:
+            continue
         x = curved_rows(number + NUM_HELD_OUT)
         train, new = x[:number], x[number:]
         # fewer rows have fewer nodes: at least 500 rows in a cell
@@ -100,50 +114,56 @@ def more_and_more(sizes: list[int], depth: int, quick: bool) -> list[dict[str, A
         with timed(times, "stage one seconds"):
             forest = geode_jax.learn_forest(jax.random.key(0), train, dictionary=settings)
         after_stage_one = peak_gibibytes()
-        start = time.perf_counter()
-        posterior = geode_jax.sample_posterior(jax.random.key(1), forest, sampler=sampler)
-        times["sampler seconds"] = time.perf_counter() - start
-        density = geode_jax.log_density(posterior, new)
-        root = geode_jax.fit(
+        short = dataclasses.replace(sampler, num_warmup=0, num_samples=sampler.segment_length)
+        with timed(times, "first sweeps seconds"):  # compilation among them
+            geode_jax.sample_posterior(jax.random.key(1), forest, sampler=short)
+        with timed(times, "sampler seconds"):
+            posterior = geode_jax.sample_posterior(jax.random.key(1), forest, sampler=sampler)
+        one_gaussian = geode_jax.fit(
             jax.random.key(0),
-            train[:: max(1, number // 10_000)],
-            dictionary=geode_jax.DictionarySettings(num_trees=1, depth=0, max_rank=20),
-            sampler=geode_jax.SamplerSettings(num_warmup=20, num_samples=20),
+            train[:: max(1, number // NUM_TRAIN)],
+            dictionary=geode_jax.DictionarySettings(num_trees=1, depth=0, max_rank=LARGE["max_rank"]),
+            sampler=sampler,
         )
-        lost = posterior.lost_mass
-        rows.append(
-            {
-                "data": "curved",
-                "rows": number,
-                "depth": own,
-                "candidates": forest.dictionary_settings.num_candidates,
-                "nats": float(density.mean()),
-                "one Gaussian": float(geode_jax.log_density(root, new).mean()),
-                "lost mass": 0.0 if lost is None else float(lost.mean()),
-                "sweep ms": 1000 * times["sampler seconds"] / sweeps,
-                "statistics MiB": sum(leaf.nbytes for leaf in jax.tree.leaves(forest.statistics)) / 2**20,
-                "data MiB": train.nbytes / 2**20,
-                "peak GiB before": before,
-                "peak GiB of stage one": after_stage_one,
-                "peak GiB": peak_gibibytes(),
-                **times,
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
+        yield {
+            "data": "curved",
+            "rows": number,
+            "depth": own,
+            "candidates": forest.dictionary_settings.num_candidates,
+            "nats": float(geode_jax.log_density(posterior, new).mean()),
+            "one Gaussian": float(geode_jax.log_density(one_gaussian, new).mean()),
+            "lost mass": lost(posterior),
+            "sweep ms": 1000 * times["sampler seconds"] / (sampler.num_warmup + sampler.num_samples),
+            "statistics MiB": mebibytes(forest),
+            "data MiB": train.nbytes / 2**20,
+            "peak GiB before": before,
+            "peak GiB of stage one": after_stage_one,
+            "peak GiB": peak_gibibytes(),
+            **times,
+        }
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
     parser.add_argument("--data", help="folder that holds mnist.npz")
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="rows of the second experiment")
+    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES), help="rows of the second experiment")
     parser.add_argument("--depth", type=int, default=10, help="of the tree of the largest problem")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs have found")
     options = parser.parse_args(arguments)
-    large = more_and_more([2000] if options.quick else options.sizes, options.depth, options.quick)
-    rows = fewer_and_fewer(options.data, options.quick) + large
-    if not options.quick:
-        write_result("candidates", {"train": NUM_TRAIN, "held_out": NUM_HELD_OUT, "depth": options.depth}, rows)
+    settings = {"train": NUM_TRAIN, "held_out": NUM_HELD_OUT, "depth": options.depth, "sweeps": 2 * NUM_SWEEPS}
+    rows = [] if options.quick or options.fresh else earlier_rows("candidates", settings)
+    images_done = [row for row in rows if row["data"] == "MNIST"]
+    if len(images_done) < len(CANDIDATES):  # they are compared with the first
+        rows = [row for row in rows if row not in images_done]
+    found = more_and_more([2000] if options.quick else options.sizes, options.depth, options.quick, rows[:])
+    if len(images_done) < len(CANDIDATES):
+        found = itertools.chain(fewer_and_fewer(options.data, options.quick), found)
+    for row in found:
+        print(row, flush=True)
+        rows.append(row)
+        if not options.quick:
+            write_result("candidates", settings, rows)
     return rows
 
 

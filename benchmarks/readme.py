@@ -285,8 +285,8 @@ def _candidates() -> list[str]:
     lines += _table(head, rows)
     lines += [
         "",
-        f"Rows near a curved set of 5 dimensions in 100, one tree, rank 20, {more[0]['candidates']} candidates, 1000"
-        " sweeps; peak memory is the process's, the data's own and JAX's included:",
+        f"Rows near a curved set of 5 dimensions in 100, one tree, rank 20, {more[0]['candidates']} candidates,"
+        f" {settings['sweeps']} sweeps; peak memory is the process's, the data's own and JAX's included:",
         "",
     ]
     rows = [

@@ -34,12 +34,15 @@ def find_candidates(
     place = np.full(len(partition.cells), -1)
     place[mixture.nodes] = np.arange(mixture.nodes.size)
 
-    def score(node: int, members: np.ndarray) -> np.ndarray:
-        residual, squared = statistics_at_node(x, members, folds, subspaces, node, is_observed)
-        seen = np.full(1, x.shape[1]) if is_observed is None else is_observed[members].sum(axis=1)
-        return _only(mixture, place[node]).log_densities(residual[None], squared[None], seen, x.shape[1])[0]
-
     def search(block: np.ndarray) -> np.ndarray:
+        own = tuple(None if values is None else values[block] for values in (x, folds, is_observed))
+        count = np.full(block.size, x.shape[1]) if own[2] is None else own[2].sum(axis=1)
+
+        def score(node: int, members: np.ndarray) -> np.ndarray:
+            residual, squared = statistics_at_node(own[0], members, own[1], subspaces, node, own[2])
+            seen = count[members] if own[2] is not None else count[:1]
+            return _only(mixture, place[node]).log_densities(residual[None], squared[None], seen, x.shape[1])[0]
+
         found = np.zeros((block.size, 0), dtype=np.int32)
         scores = np.zeros((block.size, 0))
         front = np.zeros((block.size, 1), dtype=np.int32)
@@ -49,7 +52,7 @@ def find_candidates(
             nodes, starts = np.unique(front.ravel()[order], return_index=True)
             for node, members in zip(nodes, np.split(order, starts[1:]), strict=True):
                 if node >= 0:
-                    here.flat[members] = score(node, block[members // front.shape[1]])
+                    here.flat[members] = score(node, members // front.shape[1])
             found, scores = _keep(np.hstack([found, front]), np.hstack([scores, here]), width)
             front = _keep(front, here, width)[0]
             children = np.stack([2 * front + 1, 2 * front + 2], axis=2).reshape(block.size, -1)
@@ -59,7 +62,23 @@ def find_candidates(
             if front.shape[1] == 0:
                 return np.sort(found, axis=1)
 
-    return np.concatenate(each(search, np.array_split(rows, -(-rows.size // _BLOCK))))
+    # neighbours search together: they go to the same nodes, and lie side by side in memory
+    order = np.argsort(_leaf_order(partition)[rows], kind="stable")
+    found = np.empty((rows.size, width), dtype=np.int32)
+    found[order] = np.concatenate(each(search, np.array_split(rows[order], -(-rows.size // _BLOCK))))
+    return found
+
+
+def _leaf_order(partition: Partition) -> np.ndarray:
+    """For every row, where its leaf stands among all from left to right, (n,)."""
+    root = partition.cells[0]
+    assert root is not None
+    place = np.zeros(root.size, dtype=int)
+    for node, rows in enumerate(partition.cells):
+        if rows is not None:  # children after their parents
+            scale = (node + 1).bit_length() - 1
+            place[rows] = (node + 1 - 2**scale) << (partition.depth - scale)
+    return place
 
 
 def _only(mixture: QuickMixture, index: int) -> QuickMixture:

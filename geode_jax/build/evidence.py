@@ -18,6 +18,8 @@ from geode_jax.build.subspace import Subspaces
 NUM_STEPS = 25
 # Rows beyond this many are left out of the fit, not of the dictionary.
 LARGEST_SAMPLE = 4000
+# Rows of the sample that a node of a balanced tree should have.
+FEWEST_SAMPLED = 20
 # Rows of noise that every node's variances are shrunk by.
 PRIOR_ROWS = 3.0
 
@@ -58,7 +60,10 @@ def cross_fitted_log_likelihood(
     """
     rows = sample_of(x.shape[0])
     num_features = num_features or x.shape[1]
-    mixture, statistics = _fit(x, partition, subspaces, folds, is_observed, num_features)
+    nodes = np.flatnonzero(partition.is_present)
+    if x.shape[0] > LARGEST_SAMPLE:  # deeper ones have too few rows of the sample to be judged by
+        nodes = nodes[np.floor(np.log2(nodes + 1)) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
+    mixture, statistics = _fit(x, partition, subspaces, folds, is_observed, num_features, nodes)
     count = np.full(rows.size, num_features) if is_observed is None else is_observed[rows].sum(axis=1)
     return special.logsumexp(mixture.log_densities(*statistics, count, num_features), axis=0)
 
@@ -72,7 +77,8 @@ def fit_quick_mixture(
     x: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
 ) -> QuickMixture:
     """The mixture alone; without `folds`, fitted to in-sample statistics."""
-    return _fit(x, partition, subspaces, folds, is_observed, x.shape[1])[0]
+    nodes = np.flatnonzero(partition.is_present)
+    return _fit(x, partition, subspaces, folds, is_observed, x.shape[1], nodes)[0]
 
 
 def _fit(
@@ -82,18 +88,21 @@ def _fit(
     folds: np.ndarray | None,
     is_observed: np.ndarray | None,
     num_features: int,
+    nodes: np.ndarray,
 ) -> tuple[QuickMixture, tuple[np.ndarray, np.ndarray]]:
     rows = sample_of(x.shape[0])
-    nodes = np.flatnonzero(partition.is_present)
     seen = None if is_observed is None else is_observed[rows]
     residual, squared = statistics_at(x[rows], None if folds is None else folds[rows], subspaces, nodes, seen)
     ranks = subspaces.ranks[nodes]
     has_direction = np.arange(squared.shape[2]) < ranks[:, None]
     scale = np.floor(np.log2(nodes + 1)).astype(int)
-    member = np.zeros((nodes.size, x.shape[0]), dtype=bool)
+    is_member = np.zeros(x.shape[0], dtype=bool)
+    share = np.zeros((nodes.size, rows.size))
     for index, node in enumerate(nodes):
-        member[index, partition.cells[node]] = True
-    share = member[:, rows] / member[:, rows].sum(axis=0)
+        is_member[partition.cells[node]] = True
+        share[index] = is_member[rows]
+        is_member[partition.cells[node]] = False
+    share /= share.sum(axis=0)
     num_observed = np.full(rows.size, num_features) if seen is None else seen.sum(axis=1)
     freedom_per_feature = 1.0 - ranks / num_features
     for _ in range(NUM_STEPS):
