@@ -16,7 +16,7 @@ from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.partition import Partition
 from geode_jax.build.reduction import Reduction, learn_reduction
-from geode_jax.build.standardise import Frame, learn_frame, to_model
+from geode_jax.build.standardise import Frame, divide, learn_frame, to_model
 from geode_jax.calibration import calibrated_powers
 from geode_jax.checkpoint import Checkpoint, open_checkpoint
 from geode_jax.class_posterior import ClassPosterior
@@ -157,7 +157,7 @@ def _common_coordinates(
         num_folds=settings.feature_noise.num_folds,
         floor=settings.feature_noise.floor,
     )
-    return Frame(frame.shift, frame.scale * scales), None, (x / scales).astype(dtype)
+    return Frame(frame.shift, frame.scale * scales), None, divide(x, scales, out=x)
 
 
 def _settings_of_classes(x: np.ndarray, rows_of: list[np.ndarray], settings: DictionarySettings) -> DictionarySettings:

@@ -20,7 +20,7 @@ from geode_jax.build.noise import learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, default_depth, partition_rows, route_rows
 from geode_jax.build.row_space import is_worth, row_coordinates
 from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
-from geode_jax.build.standardise import Frame, learn_frame, to_model
+from geode_jax.build.standardise import Frame, divide, learn_frame, to_model
 from geode_jax.build.subspace import Subspaces, assign_folds, each_fold, join_groups, learn_subspaces
 from geode_jax.candidates import AnyStatistics, Probe, candidate_statistics
 from geode_jax.completion import conditional_means, without_folds
@@ -158,6 +158,8 @@ def grow_in_frame(
 ) -> Forest:
     """The forest of rows in model coordinates, with settings that leave nothing to the data's shape.
 
+    `x` is the fit's own copy, and is divided by the noise scales of the features where it lies.
+
     `num_places`: places for complete rows, at least their number, where several forests are to share a program.
     """
     is_observed = ~np.isnan(x)
@@ -197,10 +199,8 @@ def _learn(
     on_step: Callable[[float, str], None],
 ) -> Learned:
     partitions, scales = _grow_trees(completed.x, is_observed, settings, seeds, on_step)
-    completed = Completed(
-        (completed.x / scales).astype(completed.x.dtype),
-        completed.without and [(x / scales).astype(x.dtype) for x in completed.without],
-    )
+    for x in (completed.x, *(completed.without or [])):
+        divide(x, scales, out=x)
     x = completed.x
     has_coordinates = folds is not None and completed.without is None and is_worth(*x.shape)
     if has_coordinates:
@@ -399,7 +399,7 @@ def _complete(
     width = settings.missing_rows.num_candidates or PARTIAL_CANDIDATES
     seeds = seeds[:FILL_TREES]
     partitions, scales = _grow_trees(x, is_observed, settings, seeds, on_step)
-    scaled = (x / scales).astype(x.dtype)
+    scaled = divide(x, scales)
     left_out = list(each_fold(folds))
     num_folds = len(left_out) - 1
     left_out += itertools.combinations(range(num_folds), 2)

@@ -15,6 +15,7 @@ from benchmarks import (
     frey_missing,
     inclusion,
     literal,
+    memory,
     missing_time,
     mixing,
     mnist,
@@ -34,6 +35,7 @@ from benchmarks.__main__ import experiments
 from benchmarks.__main__ import main as entry_point
 from benchmarks.common import find_data
 from geode_jax.build.partition import Partition
+from geode_jax.settings import DictionarySettings
 
 
 @pytest.mark.slow
@@ -290,3 +292,11 @@ def test_entry_point(capsys):
         entry_point(["run", "guess"])
     assert "invalid choice" in capsys.readouterr().err
     entry_point(["run", "partition_calls", "--quick"])
+
+
+@pytest.mark.slow
+def test_memory():
+    """Stage one never holds three copies of its data, here 51 MB."""
+    settings = DictionarySettings(num_trees=1, max_rank=5, depth=3)
+    assert memory.measure(16_000, 800, settings)["peak over data"] < 3.0
+    assert memory.main(["--quick"])[0]["rows"] == 2000

@@ -35,13 +35,14 @@ def find_candidates(
     place[mixture.nodes] = np.arange(mixture.nodes.size)
 
     def search(block: np.ndarray) -> np.ndarray:
-        own = tuple(None if values is None else values[block] for values in (x, folds, is_observed))
-        count = np.full(block.size, x.shape[1]) if own[2] is None else own[2].sum(axis=1)
+        own, own_folds = x[block], None if folds is None else folds[block]
+        seen = None if is_observed is None else is_observed[block]
+        count = np.full(1, x.shape[1]) if seen is None else seen.sum(axis=1)
 
         def score(node: int, members: np.ndarray) -> np.ndarray:
-            residual, squared = statistics_at_node(own[0], members, own[1], subspaces, node, own[2])
-            seen = count[members] if own[2] is not None else count[:1]
-            return _only(mixture, place[node]).log_densities(residual[None], squared[None], seen, x.shape[1])[0]
+            residual, squared = statistics_at_node(own, members, own_folds, subspaces, node, seen)
+            observed = count if seen is None else count[members]
+            return _only(mixture, place[node]).log_densities(residual[None], squared[None], observed, x.shape[1])[0]
 
         found = np.zeros((block.size, 0), dtype=np.int32)
         scores = np.zeros((block.size, 0))

@@ -4,6 +4,7 @@ import numpy as np
 
 from geode_jax.build.evidence import cross_fitted_log_likelihood, sample_of
 from geode_jax.build.partition import Partition
+from geode_jax.build.standardise import divide
 from geode_jax.build.subspace import assign_folds, learn_subspaces
 
 # A feature that is nearly one of the directions says nothing of its noise.
@@ -50,7 +51,7 @@ def learn_feature_scales(
     ]
 
     def score(scales: np.ndarray) -> float:
-        scaled = (x / scales).astype(x.dtype)
+        scaled = divide(x, scales)
         subspaces = learn_subspaces(scaled, middle, max_rank, folds, seed)
         log_density = cross_fitted_log_likelihood(scaled, middle, subspaces, folds, is_observed)
         # the logs of all scales add up to 0, those of a row's observed features need not
@@ -74,7 +75,7 @@ def _scales_off_subspaces(
     """Noise scales where `rank` directions are signal."""
     scales = np.ones(x.shape[1])
     for _ in range(num_rounds):
-        scaled = (x / scales).astype(x.dtype)
+        scaled = divide(x, scales)
         residual = np.sqrt(_residual_mean_square(scaled, cells, folds, is_observed, rank, seed))
         if not residual.mean() > 0.0:  # no noise at all: nothing to tell the features apart by
             break

@@ -15,6 +15,7 @@ from geode_jax.build.subspace import LeftOut, Subspaces, each_fold, kept_rows, l
 
 # A span is looked for up to this many directions; beyond, nodes learn theirs in R^D.
 LARGEST_SPAN = 400
+_BLOCK = 4096
 
 
 class Span(NamedTuple):
@@ -42,8 +43,8 @@ def span_rank(x: np.ndarray, span: Span, folds: np.ndarray, num_features: int) -
     cost = np.zeros(ranks.size)
     for fold in range(span.centres.shape[0] - 1):
         is_out = folds == fold
-        inside, total_inside = _mean_squares(x[~is_out] - span.centres[1 + fold], span.bases[1 + fold])
-        outside, total_outside = _mean_squares(x[is_out] - span.centres[1 + fold], span.bases[1 + fold])
+        inside, total_inside = _mean_squares(x, ~is_out, span.centres[1 + fold], span.bases[1 + fold])
+        outside, total_outside = _mean_squares(x, is_out, span.centres[1 + fold], span.bases[1 + fold])
         # few rows lie wholly in as many directions: what is left of them there is rounding
         rounding = max(np.finfo(x.dtype).eps * total_inside, np.finfo(x.dtype).tiny)
         noise = np.maximum(total_inside - np.cumsum(inside)[ranks - 1], rounding) / (num_features - ranks)
@@ -56,10 +57,22 @@ def span_rank(x: np.ndarray, span: Span, folds: np.ndarray, num_features: int) -
     return int(ranks[np.argmin(cost)])
 
 
-def _mean_squares(centred: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, float]:
-    """Mean squared coordinates, (r,), and mean squared norm."""
-    squares = np.square(centred @ basis, dtype=np.float64).mean(axis=0)
-    return squares, float(np.square(centred, dtype=np.float64).sum(axis=1).mean())
+def _mean_squares(
+    x: np.ndarray, is_used: np.ndarray, centre: np.ndarray, basis: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Mean squared coordinates, (r,), and mean squared norm of the rows that are used."""
+    squares, total, count = np.zeros(basis.shape[1]), 0.0, int(is_used.sum())
+    for start in range(0, x.shape[0], _BLOCK):
+        centred = x[start : start + _BLOCK][is_used[start : start + _BLOCK]] - centre
+        squares += np.square(centred @ basis, dtype=np.float64).sum(axis=0)
+        total += float(np.square(centred, dtype=np.float64).sum())
+    return squares / count, total / count
+
+
+def _coordinates(x: np.ndarray, centre: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """Coordinates of the rows, (n, r), without a centred copy of them all."""
+    blocks = (x[start : start + _BLOCK] for start in range(0, x.shape[0], _BLOCK))
+    return np.concatenate([(block - centre) @ basis for block in blocks])
 
 
 def learn_subspaces_in_span(
@@ -83,7 +96,7 @@ def learn_subspaces_in_span(
     bases = np.zeros((num_groups, num_nodes, num_features, num_directions), dtype=x.dtype)
     ranks = np.full((num_groups, num_nodes), 0, dtype=np.int32)
     for group, (centre, basis, without) in enumerate(zip(span.centres, span.bases, left_out, strict=True)):
-        coordinates = (x - centre) @ basis
+        coordinates = _coordinates(x, centre, basis)
         cells = tuple(None if rows is None else rows[kept_rows(rows, folds, [without])[0]] for rows in partition.cells)
         cells = tuple(_at_least_one(rows, whole) for rows, whole in zip(cells, partition.cells, strict=True))
         found = learn_subspaces(coordinates, Partition(partition.depth, cells), num_directions, None, seed, parent_rows)

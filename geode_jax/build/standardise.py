@@ -1,8 +1,11 @@
 """One shift and one scalar scale, so that the prior means the same in any unit."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+
+_BLOCK_NUMBERS = 2**20
 
 
 class Frame(NamedTuple):
@@ -17,20 +20,23 @@ def learn_frame(data: np.ndarray) -> Frame:
 
     Every column needs one. Raises ValueError where all rows are equal: there is no spread to set a unit by.
     """
-    has_missing = np.isnan(data.min())
-    mean, maximum = (np.nanmean, np.nanmax) if has_missing else (np.mean, np.max)  # the former copy the data
-    shift = np.asarray(mean(data, axis=0, dtype=np.float64))
-    deviation = data - shift
-    largest = float(maximum(np.abs(deviation)))
+    total, count, magnitude = np.zeros(data.shape[1]), np.zeros(data.shape[1]), 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in _blocks(data):
+            seen = ~np.isnan(block)
+            total += np.where(seen, block, 0.0).sum(axis=0)
+            count += seen.sum(axis=0)
+            magnitude = max(magnitude, float(np.abs(block).max(where=seen, initial=0.0)))
+        shift = total / count
+        largest = max(float(np.nanmax(np.abs(block - shift), initial=0.0)) for block in _blocks(data))
     # Rounding of the mean leaves deviations of a few ulp in data without any spread.
-    noise_floor = 8 * np.finfo(data.dtype).eps * float(maximum(np.abs(data)))
+    noise_floor = 8 * np.finfo(data.dtype).eps * magnitude
     if not np.isfinite(largest):
         raise ValueError("X: expected a finite spread, but deviations from the column means overflow")
     if largest <= noise_floor:
         raise ValueError("X: expected at least two different rows, but all rows are equal")
-    deviation /= largest
-    scale = largest * np.sqrt(mean(np.square(deviation)))
-    return Frame(shift, np.full(data.shape[1], scale))
+    mean_square = sum(np.nansum(np.square((block - shift) / largest)) for block in _blocks(data)) / count.sum()
+    return Frame(shift, np.full(data.shape[1], largest * np.sqrt(mean_square)))
 
 
 def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
@@ -38,4 +44,21 @@ def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
 
     The subtraction is in float64, so that a far-off origin costs no digits.
     """
-    return ((data - frame.shift) / frame.scale).astype(dtype)
+    x = np.empty(data.shape, dtype)
+    for out, block in zip(_blocks(x), _blocks(data), strict=True):
+        out[:] = (block - frame.shift) / frame.scale
+    return x
+
+
+def divide(x: np.ndarray, scales: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """``x / scales`` in the precision of x, which may be `out` itself."""
+    out = np.empty_like(x) if out is None else out
+    for result, block in zip(_blocks(out), _blocks(x), strict=True):
+        result[:] = block / scales
+    return out
+
+
+def _blocks(data: np.ndarray) -> Iterator[np.ndarray]:
+    """Rows a few at a time: what is computed from them, in float64, stays small beside the data."""
+    size = max(1, _BLOCK_NUMBERS // data.shape[1])
+    return (data[start : start + size] for start in range(0, data.shape[0], size))

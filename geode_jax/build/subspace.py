@@ -91,7 +91,7 @@ def learn_subspaces(
         fewest = min(int(mask.sum()) for mask in kept)
         if fewest < 2:
             # Some fold holds (almost) the whole cell: that fold's dictionary has nothing to learn from here.
-            centres[:, node] = _centres_with_fallback(x[rows], kept)
+            centres[:, node] = _centres_with_fallback(_rows_of(x, rows), kept)
             return
         parent = (node - 1) // 2
         inherited = int(ranks[parent]) if parent_rows > 0.0 and node > 0 else 0
@@ -100,7 +100,7 @@ def learn_subspaces(
             for group in range(num_groups)
         ]
         most = min(max_rank, num_features, fewest - 1 + inherited)
-        learned = _cell_subspaces(x[rows], kept, most, seed + node, prior)
+        learned = _cell_subspaces(_rows_of(x, rows), kept, most, seed + node, prior)
         rank = ranks[node] = min(scatter.variances.size for _, scatter in learned)
         for group, (centre, scatter) in enumerate(learned):
             centres[group, node] = centre
@@ -112,6 +112,11 @@ def learn_subspaces(
     for nodes in np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1)):
         each(learn, nodes.tolist())  # parents first; the cells of a scale know nothing of each other
     return Subspaces(centres, bases, ranks)
+
+
+def _rows_of(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """A cell's rows; no copy where it has all."""
+    return x if rows.size == x.shape[0] else x[rows]
 
 
 def kept_rows(rows: np.ndarray, folds: np.ndarray | None, left_out: LeftOut) -> list[np.ndarray]:
@@ -234,5 +239,5 @@ def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.n
 
 def _rank_tolerance(largest: float, cell: np.ndarray) -> float:
     """Singular values at or below this are rounding: the data's own, and that of the squared matrix."""
-    own = np.finfo(cell.dtype).eps * float(np.abs(cell).max()) * np.sqrt(cell.size)
+    own = np.finfo(cell.dtype).eps * float(max(cell.max(), -cell.min())) * np.sqrt(cell.size)
     return max(largest * np.sqrt(np.finfo(np.float64).eps * max(cell.shape)), own)

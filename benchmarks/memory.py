@@ -1,0 +1,79 @@
+"""Stage one's memory and time beside the data's size: memory-mapped input, blocked work.
+
+Peaks are what NumPy allocates (tracemalloc), without the file's own pages, which are never copied whole. One tree; rows
+on a curved set of 5 dimensions, and noise.
+
+python -m benchmarks.memory [--quick] [--shapes N,D ...]
+"""
+
+import argparse
+import tempfile
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import geode_jax
+from benchmarks.candidates import INTRINSIC, NOISE
+from benchmarks.common import timed, write_result
+
+SHAPES = ((60_000, 784), (600, 15_000), (1_000_000, 100))
+
+
+def write_rows(path: Path, num_rows: int, num_features: int) -> None:
+    """A float32 .npy file, written a block at a time."""
+    rng = np.random.default_rng(0)
+    waves = rng.normal(size=(INTRINSIC, num_features)).astype(np.float32)
+    phase = rng.uniform(0, 2 * np.pi, num_features).astype(np.float32)
+    x = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, num_features))
+    for start in range(0, num_rows, 2**13):
+        block = x[start : start + 2**13]
+        block[:] = np.sin(2.0 * rng.random((len(block), INTRINSIC), dtype=np.float32) @ waves + phase)
+        block += NOISE * rng.standard_normal(block.shape, dtype=np.float32)
+    x.flush()
+
+
+def measure(num_rows: int, num_features: int, settings: geode_jax.DictionarySettings) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.npy"
+        write_rows(path, num_rows, num_features)
+        x = np.load(path, mmap_mode="r")
+        times: dict[str, float] = {}
+        tracemalloc.start()
+        with timed(times, "seconds"):
+            forest = geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    kept = jax.tree.leaves((forest.dictionary, forest.statistics))
+    return {
+        "rows": num_rows,
+        "features": num_features,
+        "depth": forest.dictionary_settings.depth,
+        "rank": forest.dictionary_settings.max_rank,
+        "data MiB": x.nbytes / 2**20,
+        "peak over data": peak / x.nbytes,
+        "kept over data": sum(leaf.nbytes for leaf in kept) / x.nbytes,
+        **times,
+    }
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--shapes", nargs="+", help="rows,features of each problem")
+    options = parser.parse_args(arguments)
+    shapes = [tuple(map(int, text.split(","))) for text in options.shapes or []] or list(SHAPES)
+    rows = []
+    for shape in [(2000, 60)] if options.quick else shapes:
+        settings = geode_jax.DictionarySettings(num_trees=1, max_rank=20, depth=2 if options.quick else None)
+        rows.append(measure(*shape, settings))
+        print(rows[-1], flush=True)
+        if not options.quick:
+            write_result("memory", {"trees": 1}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
