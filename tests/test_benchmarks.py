@@ -296,7 +296,7 @@ def test_entry_point(capsys):
 
 @pytest.mark.slow
 def test_memory():
-    """Stage one never holds three copies of its data, here 51 MB."""
+    """Stage one holds its own copy of the data, here 51 MB, one more divided by the noise scales, and parts."""
     settings = DictionarySettings(num_trees=1, max_rank=5, depth=3)
-    assert memory.measure(16_000, 800, settings)["peak over data"] < 3.0
+    assert memory.measure(16_000, 800, settings)["peak over data"] < 3.2
     assert memory.main(["--quick"])[0]["rows"] == 2000

@@ -74,8 +74,9 @@ def _scales_off_subspaces(
 ) -> np.ndarray:
     """Noise scales where `rank` directions are signal."""
     scales = np.ones(x.shape[1])
+    scaled = np.empty_like(x)
     for _ in range(num_rounds):
-        scaled = divide(x, scales)
+        divide(x, scales, out=scaled)
         residual = np.sqrt(_residual_mean_square(scaled, cells, folds, is_observed, rank, seed))
         if not residual.mean() > 0.0:  # no noise at all: nothing to tell the features apart by
             break

@@ -18,6 +18,7 @@ from geode_jax.build.partition import Partition
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
 # randomised SVD (and one matrix serves all folds).
 EXACT_MAX_SIDE = 1500
+_BLOCK_NUMBERS = 2**20
 
 
 LeftOut: TypeAlias = Sequence[tuple[int, ...]]  # for every group of dictionaries, the folds it does not see
@@ -179,8 +180,9 @@ def _moments(rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """Sum and second moment about `origin` in float64, by blocks so that no float64 copy of the rows is made."""
     features = origin.size
     first, second = np.zeros(features), np.zeros((features, features))
-    for start in range(0, rows.shape[0], 4096):
-        block = rows[start : start + 4096] - origin
+    size = max(256, _BLOCK_NUMBERS // features)
+    for start in range(0, rows.shape[0], size):
+        block = rows[start : start + size] - origin
         first += block.sum(axis=0)
         second += block.T @ block
     return first, second
