@@ -4,18 +4,81 @@ Under the quick mixture of `build/evidence.py`, at a row's candidate nodes, from
 out: a row must not be filled from what it was filled with before.
 """
 
+import itertools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._typing import Array
-from geode_jax.build.evidence import QuickMixture
-from geode_jax.build.subspace import Subspaces
+from geode_jax.build.candidates import find_candidates
+from geode_jax.build.evidence import QuickMixture, fit_quick_mixture
+from geode_jax.build.standardise import divide
+from geode_jax.build.subspace import Subspaces, each_fold, learn_subspaces
+from geode_jax.learn import Completed, grow_trees
 from geode_jax.math.lowrank import latent_given, log_marginal
 from geode_jax.partial_rows import PartialRows, group_rows, reduce_rows
+from geode_jax.settings import DictionarySettings
 
+# Nodes that a row with missing features may belong to: its matrices at each are held.
+PARTIAL_CANDIDATES = 6
+# Trees whose conditional means fill missing entries.
+FILL_TREES = 4
 _LARGE_BLOCK = 4096  # rows whose matrices are held at once
 _SYSTEMS = 256  # rows whose systems of equations are solved at once
+
+
+def complete(
+    x: np.ndarray,
+    is_observed: np.ndarray,
+    settings: DictionarySettings,
+    folds: np.ndarray | None,
+    seeds: list[int],
+    on_step: Callable[[float, str], None],
+) -> Completed:
+    """Missing entries of filled rows `x` at their conditional means, averaged over trees.
+
+    A row is filled by dictionaries that left its own fold out: one that knew the row would find again what it was
+    filled with before. And the rows that a fold's dictionary learns from are filled by dictionaries that left that fold
+    out too, or what it says of the fold's rows would hang on these themselves, and intervals would be too narrow.
+    """
+    assert settings.max_rank is not None
+    rows = np.flatnonzero(~is_observed.all(axis=1))
+    seen = is_observed[rows]
+    width = settings.missing_rows.num_candidates or PARTIAL_CANDIDATES
+    seeds = seeds[:FILL_TREES]
+    partitions, scales = grow_trees(x, is_observed, settings, seeds, on_step)
+    scaled = divide(x, scales)
+    left_out = list(each_fold(folds))
+    num_folds = len(left_out) - 1
+    left_out += itertools.combinations(range(num_folds), 2)
+    number_of = {without: number for number, without in enumerate(left_out)}
+    own = np.full(rows.size, -1) if folds is None else folds[rows]
+    # who fills a row for the dictionary of all rows, and for that without fold f: 0 where it learns not from the row
+    filler = np.zeros((1 + num_folds, rows.size), dtype=int)
+    filler[0] = own + 1
+    for fold in range(num_folds):
+        filler[1 + fold] = [number_of.get((min(fold, other), max(fold, other)), 0) for other in own]
+    total = np.zeros((*filler.shape, x.shape[1]), dtype=x.dtype)
+    for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
+        on_step(0.5 + 0.5 * number / len(seeds), "conditional means")
+        subspaces = learn_subspaces(
+            scaled, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0, left_out
+        )
+        mixture = fit_quick_mixture(scaled, partition, subspaces, folds, is_observed)
+        candidates = find_candidates(scaled, rows, partition, subspaces, folds, width, is_observed)
+        for group, by in enumerate(filler):
+            used = np.flatnonzero((by > 0) | (group == 0))
+            total[group, used] += conditional_means(
+                scaled[rows[used]], seen[used], mixture, subspaces, by[used], candidates[used]
+            )
+    filled = []
+    for means in total / len(partitions) * scales:
+        copy = x.copy()
+        copy[rows] = np.where(seen, x[rows], means)
+        filled.append(copy)
+    return Completed(filled[0], filled[1:] or None)
 
 
 def conditional_means(

@@ -16,7 +16,7 @@ from conftest import DICTIONARY, SAMPLER
 from scipy import stats
 
 import geode_jax
-from geode_jax import grow, memory
+from geode_jax import memory
 from geode_jax.build import row_space
 from geode_jax.gibbs import chain as chain_module
 from geode_jax.gibbs import rank
@@ -433,13 +433,13 @@ def test_few_rows_in_many_features(span, monkeypatch):
         return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
 
     used = mock.Mock(wraps=row_space.row_coordinates)
-    monkeypatch.setattr(grow, "row_coordinates", used)
-    chosen = mock.Mock(wraps=grow.choose_span)
-    monkeypatch.setattr(grow, "choose_span", chosen)
+    monkeypatch.setattr(learn, "row_coordinates", used)
+    chosen = mock.Mock(wraps=learn.choose_span)
+    monkeypatch.setattr(learn, "choose_span", chosen)
     found = learn()
     assert used.call_count == 1
     assert all(call.args[-1] == 120 for call in chosen.call_args_list)  # the noise lives in R^D
-    monkeypatch.setattr(grow, "is_worth", lambda *_: False)
+    monkeypatch.setattr(learn, "is_worth", lambda *_: False)
     expected = learn()
     assert used.call_count == 1
     assert found.dictionary_settings == expected.dictionary_settings

@@ -8,12 +8,13 @@ import pytest
 from numpyro.infer import MCMC
 
 import geode_jax
-from geode_jax import grow as grow_module
+from geode_jax import completion
 from geode_jax._typing import precision_of
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import Partition
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
+from geode_jax.grow import resolve
 from geode_jax.interop.numpyro import GeodeKernel
 
 DICTIONARY = geode_jax.DictionarySettings(
@@ -192,13 +193,13 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     filled = fill_low_rank(hidden, is_observed, 3, 0)
     folds = np.arange(len(data)) % 3
     cells = Partition(1, (np.arange(90), np.arange(45), np.arange(45, 90)))
-    settings = grow_module.resolve(DICTIONARY, *data.shape)
-    monkeypatch.setattr(grow_module, "_grow_trees", lambda *_: ([cells], np.ones(6)))
+    settings = resolve(DICTIONARY, *data.shape)
+    monkeypatch.setattr(completion, "grow_trees", lambda *_: ([cells], np.ones(6)))
     for name in ("fit_quick_mixture", "find_candidates"):
-        monkeypatch.setattr(grow_module, name, _first_result(getattr(grow_module, name)))
+        monkeypatch.setattr(completion, name, _first_result(getattr(completion, name)))
 
     def complete(x):
-        return grow_module._complete(x, is_observed, settings, folds, [0], lambda *_: None)
+        return completion.complete(x, is_observed, settings, folds, [0], lambda *_: None)
 
     with precision_of(np.float32):
         moved = np.where((folds == 0)[:, None], filled + 1.0, filled).astype(np.float32)

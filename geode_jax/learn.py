@@ -1,0 +1,175 @@
+"""Stage one's learning: trees, noise scales, the shared span, and dictionaries of complete or filled rows."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from geode_jax.build.neighbours import neighbour_graph
+from geode_jax.build.noise import learn_feature_scales, middle_cells
+from geode_jax.build.partition import Partition, partition_rows, route_rows
+from geode_jax.build.row_space import is_worth, row_coordinates
+from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
+from geode_jax.build.standardise import divide
+from geode_jax.build.subspace import Subspaces, each_fold, join_groups, learn_subspaces
+from geode_jax.settings import DictionarySettings, SharedSpan
+
+
+class Completed(NamedTuple):
+    """Rows without missing entries: `x` (n, D), and where there were any, as filled without knowing of each fold."""
+
+    x: np.ndarray
+    without: list[np.ndarray] | None
+
+
+class Learned(NamedTuple):
+    """Trees and dictionaries of rows that are complete or have been filled.
+
+    `subspaces` are those of the rows `x` divided by `scales`. Where there are few rows for their features, they and `x`
+    are in coordinates of the row space, and `whole` has the dictionaries of all rows in R^D.
+    """
+
+    scales: np.ndarray
+    settings: DictionarySettings
+    partitions: list[Partition]
+    x: np.ndarray
+    subspaces: list[Subspaces]
+    whole: list[Subspaces] | None
+
+
+def learn(
+    completed: Completed,
+    is_observed: np.ndarray | None,
+    settings: DictionarySettings,
+    folds: np.ndarray | None,
+    seeds: list[int],
+    on_step: Callable[[float, str], None],
+) -> Learned:
+    """Trees, scales and dictionaries of rows without missing entries, whose arrays are divided by the scales in place.
+
+    `is_observed` tells which entries were not filled; None where none were.
+    """
+    partitions, scales = grow_trees(completed.x, is_observed, settings, seeds, on_step)
+    for x in (completed.x, *(completed.without or [])):
+        divide(x, scales, out=x)
+    x = completed.x
+    has_coordinates = folds is not None and completed.without is None and is_worth(*x.shape)
+    if has_coordinates:
+        completed = Completed(row_coordinates(x), None)
+    on_step(0.5, "shared span")
+    span = _find_span(completed.x, is_observed, settings, partitions[0], folds, seeds[0], x.shape[1])
+    settings = _with_span(settings, span)
+    subspaces: list[Subspaces] = []
+    whole: list[Subspaces] | None = [] if has_coordinates else None
+    whole_span = learn_span(x, None, seeds[0]).leading(span.bases.shape[2]) if span and has_coordinates else None
+    for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
+        on_step(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
+        subspaces.append(_learn_subspaces(completed, partition, settings, folds, seed, span))
+        if whole is not None:
+            whole.append(_learn_subspaces(Completed(x, None), partition, settings, None, seed, whole_span))
+    return Learned(scales, settings, partitions, completed.x, subspaces, whole)
+
+
+def _learn_subspaces(
+    completed: Completed,
+    partition: Partition,
+    settings: DictionarySettings,
+    folds: np.ndarray | None,
+    seed: int,
+    span: Span | None,
+) -> Subspaces:
+    """A tree's dictionaries of all rows and without each fold."""
+    assert settings.max_rank is not None
+    rank, parent_rows = settings.max_rank, settings.parent_rows or 0.0
+    left_out = each_fold(folds)
+    if completed.without is None:
+        if span is None:
+            return learn_subspaces(completed.x, partition, rank, folds, seed, parent_rows)
+        return learn_subspaces_in_span(completed.x, span, partition, rank, folds, seed, parent_rows)
+    # every group has rows of its own, filled without its fold
+    parts = []
+    for x, group in zip([completed.x, *completed.without], left_out, strict=True):
+        if span is None:
+            found = learn_subspaces(x, partition, rank, folds, seed, parent_rows, [group])
+        else:
+            own = learn_span(x, folds, seed, [group]).leading(span.bases.shape[2])
+            found = learn_subspaces_in_span(x, own, partition, rank, folds, seed, parent_rows, [group])
+        parts.append(found)
+    return join_groups(parts)
+
+
+def grow_trees(
+    x: np.ndarray,
+    is_observed: np.ndarray | None,
+    settings: DictionarySettings,
+    seeds: list[int],
+    on_step: Callable[[float, str], None],
+) -> tuple[list[Partition], np.ndarray]:
+    """Trees and the noise scales of the features; takes half of the way."""
+    assert settings.max_rank is not None
+    partitions = []
+    for number, seed in enumerate(seeds):
+        on_step(0.4 * number / len(seeds), "growing trees")
+        partitions.append(_grow_tree(x, settings, number, seed))
+    if settings.feature_noise is None:
+        return partitions, np.ones(x.shape[1])
+    on_step(0.4, "noise scales")
+    scales = learn_feature_scales(
+        x,
+        middle_cells(partitions[0]),
+        settings.max_rank,
+        is_observed,
+        seed=seeds[0],
+        num_rounds=settings.feature_noise.num_rounds,
+        num_folds=settings.feature_noise.num_folds,
+        floor=settings.feature_noise.floor,
+    )
+    return partitions, scales
+
+
+def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: int) -> Partition:
+    """Trees of a forest differ by their METIS seed, their neighbour count, and the rows they are learned from."""
+    assert settings.num_neighbors is not None
+    assert settings.tree_rows is not None
+    assert settings.depth is not None
+    assert settings.min_cell_size is not None
+    num_neighbors = min(settings.num_neighbors + 2 * number, x.shape[0] - 1)
+    if settings.tree_rows >= x.shape[0]:
+        graph = neighbour_graph(x, num_neighbors, seed)
+        return partition_rows(x, graph, settings.depth, settings.min_cell_size, seed)
+    known = np.sort(np.random.default_rng(seed).choice(x.shape[0], settings.tree_rows, replace=False))
+    graph = neighbour_graph(x[known], min(num_neighbors, known.size - 1), seed)
+    fewest = max(2, settings.min_cell_size * known.size // x.shape[0])
+    partition = partition_rows(x[known], graph, settings.depth, fewest, seed)
+    return route_rows(x, partition, known, settings.min_cell_size)
+
+
+def _find_span(
+    x: np.ndarray,
+    is_observed: np.ndarray | None,
+    settings: DictionarySettings,
+    partition: Partition,
+    folds: np.ndarray | None,
+    seed: int,
+    num_features: int,
+) -> Span | None:
+    assert settings.max_rank is not None
+    if settings.shared_span is None:
+        return None
+    if settings.shared_span.rank is not None:
+        span = learn_span(x, folds, seed).leading(settings.shared_span.rank)
+        return span if span.bases.shape[2] > 0 else None  # too few rows for any direction
+    if folds is None:
+        return None
+    parent_rows = settings.parent_rows or 0.0
+    return choose_span(x, partition, settings.max_rank, folds, seed, parent_rows, is_observed, num_features)
+
+
+def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySettings:
+    """Settings that say what was found; no node has more directions than the span."""
+    assert settings.max_rank is not None
+    if span is None:
+        return dataclasses.replace(settings, shared_span=None)
+    rank = span.bases.shape[2]
+    return dataclasses.replace(settings, shared_span=SharedSpan(rank), max_rank=min(settings.max_rank, rank))
