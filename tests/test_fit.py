@@ -433,13 +433,13 @@ def test_few_rows_in_many_features(span, monkeypatch):
         return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
 
     used = mock.Mock(wraps=row_space.row_coordinates)
-    monkeypatch.setattr(learn, "row_coordinates", used)
-    chosen = mock.Mock(wraps=learn.choose_span)
-    monkeypatch.setattr(learn, "choose_span", chosen)
+    monkeypatch.setattr(learning, "row_coordinates", used)
+    chosen = mock.Mock(wraps=learning.choose_span)
+    monkeypatch.setattr(learning, "choose_span", chosen)
     found = learn()
     assert used.call_count == 1
     assert all(call.args[-1] == 120 for call in chosen.call_args_list)  # the noise lives in R^D
-    monkeypatch.setattr(learn, "is_worth", lambda *_: False)
+    monkeypatch.setattr(learning, "is_worth", lambda *_: False)
     expected = learn()
     assert used.call_count == 1
     assert found.dictionary_settings == expected.dictionary_settings
