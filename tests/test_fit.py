@@ -16,6 +16,7 @@ from conftest import DICTIONARY, SAMPLER
 from scipy import stats
 
 import geode_jax
+from geode_jax import learn as learning
 from geode_jax import memory
 from geode_jax.build import row_space
 from geode_jax.gibbs import chain as chain_module
