@@ -257,8 +257,9 @@ def _candidates() -> list[str]:
     fewer = [row for row in record["rows"] if row["data"] == "MNIST"]
     more = [row for row in record["rows"] if row["data"] == "curved"]
     lines = [
-        f"**Candidate nodes**, `{record['command']}`. The same two trees of depth 7 with fewer and fewer candidates"
-        f" per row ({settings['train']} MNIST images, {settings['held_out']} held out):",
+        "**Candidate nodes**, `python -m benchmarks.candidates`. The same two trees of depth 7 with fewer and fewer"
+        f" candidates per row ({settings['train']} MNIST images, {settings['held_out']} held out;"
+        f" {settings['sweeps']} sweeps; timed on one core beside other work):",
         "",
     ]
     rows = [
@@ -286,7 +287,8 @@ def _candidates() -> list[str]:
     lines += [
         "",
         f"Rows near a curved set of 5 dimensions in 100, one tree, rank 20, {more[0]['candidates']} candidates,"
-        f" {settings['sweeps']} sweeps; peak memory is the process's, the data's own and JAX's included:",
+        f" {settings['sweeps']} sweeps. Peak memory is the process's, the data's own and JAX's included, and for the"
+        " first row that of the images before it:",
         "",
     ]
     rows = [
