@@ -22,6 +22,7 @@ from benchmarks import (
     partition_calls,
     readme,
     rivals,
+    scaling,
     scenarios,
     smoothness,
     stage_one,
@@ -300,3 +301,10 @@ def test_memory():
     settings = DictionarySettings(num_trees=1, max_rank=5, depth=3)
     assert memory.measure(16_000, 800, settings)["peak over data"] < 3.2
     assert memory.main(["--quick"])[0]["rows"] == 2000
+
+
+@pytest.mark.slow
+def test_scaling():
+    rows = scaling.main(["--quick"])
+    assert [row["part"] for row in rows] == ["sweep", "log density", "stage one"]
+    assert all(min(row["seconds"]) > 0 for row in rows)

@@ -64,7 +64,7 @@ def _small(membership=None, width=None):
     return problem, eqx.tree_at(lambda it: it.statistics, problem, few), node
 
 
-@pytest.mark.parametrize("membership", [None, SliceMembership()])
+@pytest.mark.parametrize("membership", [None, pytest.param(SliceMembership(), marks=pytest.mark.slow)])
 def test_all_nodes_as_candidates_draw_the_same(membership):
     """Same start, same draws, same sums, sweep after sweep; empty places and absent nodes change nothing."""
     with precision_of(np.float64):
@@ -168,7 +168,8 @@ def test_nothing_is_lost_on_the_way_to_a_file(forests, data, tmp_path):
     assert np.isfinite(held_out).all()
 
 
-@pytest.mark.parametrize("hidden", ["some rows", pytest.param("all rows", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", ["some rows", "all rows"])
 def test_with_missing_features(data, hidden):
     """Complete rows have candidates, partial rows theirs; without complete rows there is nothing to leave out."""
     rows = data.copy()

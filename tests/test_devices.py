@@ -49,7 +49,7 @@ def assert_close(found, expected):
     ("sizes", "kind"),
     [
         ({"trees": 2, "chains": 2}, "complete"),
-        ({"rows": 2, "trees": 2}, "candidates"),
+        pytest.param({"rows": 2, "trees": 2}, "candidates", marks=pytest.mark.slow),
         pytest.param({"rows": 2, "trees": 2}, "own patterns", marks=pytest.mark.slow),
         pytest.param({"chains": 2, "rows": 2}, "one pattern", marks=pytest.mark.slow),
     ],

@@ -1,0 +1,169 @@
+"""What each cost grows with: time against n, D, K, d and T, as slopes on log-log axes beside the theory's.
+
+A sweep should read n K d numbers; it knows neither D nor T. A log density of n rows should take n K (4 D d + 2 d T)
+operations: two products with the basis, then one with the draws. Its time is also given over its floor, as many
+operations in one large product, timed in the same run. Stage one has no single theory: its parts grow with n log n to
+n^2 and with D.
+
+python -m benchmarks.scaling [--quick]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import geode_jax
+from benchmarks.candidates import curved_rows
+from benchmarks.common import write_result
+from benchmarks.sweep import sweep_seconds, synthetic_problem
+from geode_jax.dictionary import Dictionary
+from geode_jax.gibbs.chain import Draw, initial_chain
+from geode_jax.predict.density import log_density_by_tree
+from geode_jax.tree import trees_from_masks
+
+SWEEP = {"n": 20_000, "K": 63, "d": 20}
+DENSITY = {"n": 2000, "D": 500, "K": 63, "d": 20, "T": 100}
+STAGE_ONE = {"n": 4000, "D": 100}
+VARIED: dict[str, dict[str, tuple[int, ...]]] = {
+    "sweep": {"n": (5000, 20_000, 80_000), "K": (15, 63, 255), "d": (10, 20, 40, 80)},
+    "log density": {
+        "n": (500, 2000, 8000),
+        "D": (125, 500, 2000),
+        "K": (15, 63, 255),
+        "d": (10, 20, 40),
+        "T": (25, 100, 400),
+    },
+    "stage one": {"n": (1000, 4000, 16_000), "D": (100, 400, 1600)},
+}
+QUICK_SIZES = {"n": 200, "K": 7, "D": 100, "d": 5, "T": 10}
+QUICK: dict[str, dict[str, tuple[int, ...]]] = {
+    "sweep": {"n": (200, 400)},
+    "log density": {"T": (5, 10)},
+    "stage one": {"n": (200, 300)},
+}
+
+
+def best_seconds(run: Callable[[], Any], repeats: int = 3) -> float:
+    jax.block_until_ready(run())
+    best = np.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def depth_of(num_nodes: int) -> int:
+    return (num_nodes + 1).bit_length() - 2
+
+
+def sweep(sizes: dict[str, int]) -> dict[str, float]:
+    problem = synthetic_problem(sizes["n"], depth_of(sizes["K"]), sizes["d"])
+    chain = jax.jit(initial_chain)(jax.random.key(0), problem)
+    return {"seconds": sweep_seconds(chain, problem, 20)}
+
+
+def density_flops(sizes: dict[str, int]) -> float:
+    return sizes["n"] * sizes["K"] * (4 * sizes["D"] * sizes["d"] + 2 * sizes["d"] * sizes["T"])
+
+
+def flops_per_second() -> float:
+    """Of one large product in float32."""
+    x = jnp.ones((2048, 2048), jnp.float32)
+    multiply = jax.jit(lambda x: jnp.matmul(x, x, precision="highest"))
+    return 2 * 2048**3 / best_seconds(lambda: multiply(x), 5)
+
+
+def log_density(sizes: dict[str, int]) -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    nodes, features, rank, draws = (sizes[name] for name in ("K", "D", "d", "T"))
+    basis = np.linalg.qr(rng.normal(size=(features, rank)))[0]
+    dictionary = Dictionary(
+        tree=trees_from_masks(np.ones((1, nodes), bool)),
+        centres=jnp.asarray(rng.normal(size=(1, nodes, features)), jnp.float32),
+        bases=jnp.asarray(np.broadcast_to(basis, (1, nodes, features, rank)), jnp.float32),
+        ranks=jnp.full((1, nodes), rank, jnp.int32),
+    )
+    scales = depth_of(nodes) + 1
+    draw = Draw(
+        neg_log_u=jnp.asarray(rng.gamma(2.0, 1.0, (1, draws, nodes, rank)), jnp.float32),
+        tau=jnp.ones((1, draws, nodes, rank)),
+        log_sigma2=jnp.asarray(rng.normal(size=(1, draws, scales)), jnp.float32),
+        log_weights=jnp.full((1, draws, nodes), -np.log(nodes), jnp.float32),
+        log_stop_concentration=jnp.zeros((1, draws)),
+        count=jnp.ones((1, draws, nodes), jnp.int32),
+        is_active=jnp.ones((1, draws, nodes, rank), bool),
+        dimension=jnp.ones((1, draws, nodes), jnp.int32),
+        log_joint=jnp.zeros((1, draws)),
+    )
+    x = jnp.asarray(rng.normal(size=(sizes["n"], features)), jnp.float32)
+    seconds = best_seconds(lambda: log_density_by_tree(dictionary, draw, x))
+    return {"seconds": seconds, "over its floor": seconds * flops_per_second() / density_flops(sizes)}
+
+
+def stage_one(sizes: dict[str, int]) -> dict[str, float]:
+    x = curved_rows(sizes["n"])
+    if sizes["D"] > x.shape[1]:
+        x = np.tile(x, (1, -(-sizes["D"] // x.shape[1])))[:, : sizes["D"]]
+        x = x + 0.1 * np.random.default_rng(1).standard_normal(x.shape, dtype=np.float32)
+    settings = geode_jax.DictionarySettings(num_trees=1, max_rank=20, depth=4)
+    start = time.perf_counter()
+    geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings)
+    return {"seconds": time.perf_counter() - start}
+
+
+PARTS: dict[str, tuple[Callable[[dict[str, int]], dict[str, float]], dict[str, int]]] = {
+    "sweep": (sweep, SWEEP),
+    "log density": (log_density, DENSITY),
+    "stage one": (stage_one, STAGE_ONE),
+}
+
+
+def expected_slope(part: str, name: str, values: tuple[int, ...], sizes: dict[str, int]) -> float | None:
+    """The slope of the theory's operation count over the same values; None where there is none."""
+    if part == "stage one":
+        return None
+    if part == "sweep":
+        return 1.0
+    counts = [density_flops({**sizes, name: value}) for value in values]
+    return float(np.polyfit(np.log(values), np.log(counts), 1)[0])
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    options = parser.parse_args(arguments)
+    rows = []
+    for part, varied in (QUICK if options.quick else VARIED).items():
+        measure, base = PARTS[part]
+        if options.quick:
+            base = {name: QUICK_SIZES[name] for name in base}
+        measure(base)  # what is paid once: imports, compilation of what does not depend on sizes
+        for name, values in varied.items():
+            found = [measure({**base, name: value}) for value in values]
+            seconds = [one["seconds"] for one in found]
+            row: dict[str, Any] = {
+                "part": part,
+                "varied": name,
+                "values": list(values),
+                "seconds": seconds,
+                "slope": float(np.polyfit(np.log(values), np.log(seconds), 1)[0]),
+                "expected": expected_slope(part, name, values, base),
+                "base": base,
+            }
+            if "over its floor" in found[0]:
+                row["over its floor"] = [one["over its floor"] for one in found]
+            rows.append(row)
+            print(row, flush=True)
+    if not options.quick:
+        write_result("scaling", {name: base for name, (_, base) in PARTS.items()}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
