@@ -27,7 +27,7 @@ NUM_SWEEPS = 100  # of warm-up, and as many that are kept
 CANDIDATES = (255, 32, 16, 8, 4)
 SIZES = (10_000, 100_000, 1_000_000)
 NUM_FEATURES, INTRINSIC, NOISE = 100, 5, 0.1
-LARGE = {"num_trees": 1, "max_rank": 20, "num_candidates": 16}
+LARGE: dict[str, Any] = {"num_trees": 1, "max_rank": 20, "num_candidates": 16}
 
 
 def peak_gibibytes() -> float:
@@ -110,7 +110,8 @@ def more_and_more(sizes: list[int], depth: int, quick: bool, done: list[dict[str
         # fewer rows have fewer nodes: at least 500 rows in a cell
         own = min(depth, int(np.log2(max(number / 500, 1))))
         settings = geode_jax.DictionarySettings(depth=own, **LARGE)
-        before, times = peak_gibibytes(), {}
+        before = peak_gibibytes()
+        times: dict[str, float] = {}
         with timed(times, "stage one seconds"):
             forest = geode_jax.learn_forest(jax.random.key(0), train, dictionary=settings)
         after_stage_one = peak_gibibytes()

@@ -66,9 +66,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     options = parser.parse_args(arguments)
     shapes = [tuple(map(int, text.split(","))) for text in options.shapes or []] or list(SHAPES)
     rows = []
-    for shape in [(2000, 60)] if options.quick else shapes:
+    for num_rows, num_features in [(2000, 60)] if options.quick else shapes:
         settings = geode_jax.DictionarySettings(num_trees=1, max_rank=20, depth=2 if options.quick else None)
-        rows.append(measure(*shape, settings))
+        rows.append(measure(num_rows, num_features, settings))
         print(rows[-1], flush=True)
         if not options.quick:
             write_result("memory", {"trees": 1}, rows)
