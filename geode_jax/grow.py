@@ -15,7 +15,7 @@ from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import default_depth
 from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.build.subspace import assign_folds
-from geode_jax.completion import complete
+from geode_jax.completion import PARTIAL_CANDIDATES, complete
 from geode_jax.forest import Forest
 from geode_jax.handover import freeze_tree, partial_rows
 from geode_jax.learn import Completed, learn
@@ -61,7 +61,7 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
 
     `max_rank`: 50, but at most half the features beyond 20, and no more than the data allow (with as many directions as
     features, nothing tells of the noise), or than keeps the matrices of `num_partial` rows with missing features at
-    four candidate nodes of all trees within 4 GiB. `num_neighbors`: 10, or more for very large n. `tree_rows`: all, up
+    their candidate nodes of all trees within 4 GiB. `num_neighbors`: 10, or more for very large n. `tree_rows`: all, up
     to 100,000. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings. `depth`: until
     cells reach twice that size, at most 7. `num_candidates`: all nodes, or where the float32 statistics of all trees
     take more than 4 GiB as many as do not, 8 to 16.
@@ -71,7 +71,9 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
     if max_rank is None:
         max_rank = min(50, max(10, num_features // 2))
         if num_partial > 0:
-            max_rank = min(max_rank, max(1, int(np.sqrt(STATISTICS_BYTES / (32 * settings.num_trees * num_partial)))))
+            width = settings.missing_rows.num_candidates or PARTIAL_CANDIDATES
+            per_square = 8 * settings.num_trees * num_partial * width
+            max_rank = min(max_rank, max(1, int(np.sqrt(STATISTICS_BYTES / per_square))))
     max_rank = min(max_rank, limit)
     num_neighbors = min(settings.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
     tree_rows = min(settings.tree_rows or TREE_ROWS, num_rows)

@@ -231,3 +231,11 @@ def test_default_keeps_statistics_within_memory():
     assert resolve(geode_jax.DictionarySettings(num_candidates=99), 1000, 50).num_candidates == small.num_candidates
     with pytest.raises(ValueError, match="num_candidates: expected an integer of at least 1, got 0"):
         geode_jax.DictionarySettings(num_candidates=0)
+
+
+def test_default_rank_keeps_matrices_of_partial_rows_within_memory():
+    for width in (None, 3):
+        settings = geode_jax.DictionarySettings(missing_rows=geode_jax.MissingRows(num_candidates=width))
+        found = resolve(settings, 20_000, 784, num_partial=20_000)
+        bytes_of = 8 * found.num_trees * 20_000 * (width or 6)
+        assert bytes_of * found.max_rank**2 <= 2**32 < bytes_of * (found.max_rank + 1) ** 2
