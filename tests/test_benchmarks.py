@@ -297,9 +297,10 @@ def test_entry_point(capsys):
 
 @pytest.mark.slow
 def test_memory():
-    """Stage one holds its own copy of the data, here 51 MB, one more divided by the noise scales, and parts."""
+    """Stage one holds its own copy of the data, here 51 MB, one more divided by the noise scales, and every core a cell
+    and what is computed from it: 3.0 times the data on one core, 3.7 on two."""
     settings = DictionarySettings(num_trees=1, max_rank=5, depth=3)
-    assert memory.measure(16_000, 800, settings)["peak over data"] < 3.2
+    assert memory.measure(16_000, 800, settings)["peak over data"] < 4.5
     assert memory.main(["--quick"])[0]["rows"] == 2000
 
 
