@@ -24,7 +24,7 @@ def learn_frame(data: np.ndarray) -> Frame:
     with np.errstate(over="ignore", invalid="ignore"):
         for block in _blocks(data):
             seen = ~np.isnan(block)
-            total += np.where(seen, block, 0.0).sum(axis=0)
+            total += np.where(seen, block, 0.0).sum(axis=0, dtype=np.float64)
             count += seen.sum(axis=0)
             magnitude = max(magnitude, float(np.abs(block).max(where=seen, initial=0.0)))
         shift = total / count
