@@ -208,7 +208,7 @@ def test_search_finds_the_best_nodes(width):
 
 
 def test_search_by_what_is_observed():
-    """A row's hidden features say nothing, whatever stands there."""
+    """Hidden features leave the residual: rows that lack some go elsewhere, now and then."""
     x = _curve()
     folds = assign_folds(len(x), 4, np.random.default_rng(0))
     partition = partition_rows(x, neighbour_graph(x, 10, 0), 3, 10, 0)

@@ -2,7 +2,7 @@
 
 At every scale a row goes on to the children of the nodes that describe it best there, and keeps the best of all nodes
 seen, under the mixture of the tree's own cells. In high dimension that mixture is far too sure of its best node, so its
-own probabilities do not say how much is lost: what is lost is measured on the posterior (`statistics.py`).
+own probabilities do not say how much is lost: that is measured on the posterior (`lost_mass` in `predict/held_out.py`).
 """
 
 import numpy as np

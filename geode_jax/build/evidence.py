@@ -62,7 +62,7 @@ def cross_fitted_log_likelihood(
     num_features = num_features or x.shape[1]
     nodes = np.flatnonzero(partition.is_present)
     if x.shape[0] > LARGEST_SAMPLE:  # deeper ones have too few rows of the sample to be judged by
-        nodes = nodes[np.floor(np.log2(nodes + 1)) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
+        nodes = nodes[_scale_of(nodes) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
     mixture, statistics = _fit(x, partition, subspaces, folds, is_observed, num_features, nodes)
     count = np.full(rows.size, num_features) if is_observed is None else is_observed[rows].sum(axis=1)
     return special.logsumexp(mixture.log_densities(*statistics, count, num_features), axis=0)
@@ -95,7 +95,6 @@ def _fit(
     residual, squared = statistics_at(x[rows], None if folds is None else folds[rows], subspaces, nodes, seen)
     ranks = subspaces.ranks[nodes]
     has_direction = np.arange(squared.shape[2]) < ranks[:, None]
-    scale = np.floor(np.log2(nodes + 1)).astype(int)
     is_member = np.zeros(x.shape[0], dtype=bool)
     share = np.zeros((nodes.size, rows.size))
     for index, node in enumerate(nodes):
@@ -107,18 +106,10 @@ def _fit(
     freedom_per_feature = 1.0 - ranks / num_features
     for _ in range(NUM_STEPS):
         count = share.sum(axis=1)
-        noise = np.empty(scale.max() + 1)
-        for level in range(noise.size):
-            at = scale == level
-            # one row's worth of the average noise keeps empty scales proper
-            freedom = (freedom_per_feature[at] * (share[at] @ num_observed)).sum()
-            noise[level] = ((share[at] * residual[at]).sum() + 1.0) / (freedom + 1.0)
-        noise_at = noise[scale]
-        second = np.einsum("kn,knd->kd", share, squared, optimize=True)
-        shrunk = (second + PRIOR_ROWS * noise_at[:, None]) / (count[:, None] + PRIOR_ROWS)
-        variance = np.maximum(shrunk, noise_at[:, None])
+        noise = _noise(nodes, (share * residual).sum(axis=1), freedom_per_feature * (share @ num_observed))
+        variance = _variance(np.einsum("kn,knd->kd", share, squared, optimize=True), count, noise)
         log_weight = np.log((count + 0.5) / (rows.size + 0.5 * nodes.size))
-        mixture = QuickMixture(nodes, log_weight, noise_at, variance, has_direction)
+        mixture = QuickMixture(nodes, log_weight, noise, variance, has_direction)
         share = special.softmax(mixture.log_densities(residual, squared, num_observed, num_features), axis=0)
     return mixture, (residual, squared)
 
@@ -144,14 +135,28 @@ def cell_mixture(
 
     off, along, seen, used = (np.asarray(values) for values in zip(*each(moments, nodes.tolist()), strict=True))
     count = np.array([rows.size for rows in partition.cells if rows is not None])
-    scale = np.floor(np.log2(nodes + 1)).astype(int)
     # rows that the cells are sampled for count for all of theirs
     weight = count / used
-    freedom = np.bincount(scale, weight * seen * (1.0 - ranks / num_features))
-    noise = ((np.bincount(scale, weight * off) + 1.0) / (freedom + 1.0))[scale]
-    variance = np.maximum((along + PRIOR_ROWS * noise[:, None]) / (used[:, None] + PRIOR_ROWS), noise[:, None])
+    noise = _noise(nodes, weight * off, weight * seen * (1.0 - ranks / num_features))
     has_direction = np.arange(along.shape[1]) < ranks[:, None]
-    return QuickMixture(nodes, np.log(count / count.sum()), noise, variance, has_direction)
+    return QuickMixture(nodes, np.log(count / count.sum()), noise, _variance(along, used, noise), has_direction)
+
+
+def _scale_of(nodes: np.ndarray) -> np.ndarray:
+    return np.floor(np.log2(nodes + 1)).astype(int)
+
+
+def _noise(nodes: np.ndarray, residual: np.ndarray, freedom: np.ndarray) -> np.ndarray:
+    """Noise variance of every node's scale, from sums of squares and their degrees of freedom at the nodes."""
+    scale = _scale_of(nodes)
+    # one row's worth of the average noise keeps empty scales proper
+    return ((np.bincount(scale, residual) + 1.0) / (np.bincount(scale, freedom) + 1.0))[scale]
+
+
+def _variance(second: np.ndarray, count: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Variances along directions from sums of squares, shrunk towards the noise and no smaller."""
+    noise = noise[:, None]
+    return np.maximum((second + PRIOR_ROWS * noise) / (count[:, None] + PRIOR_ROWS), noise)
 
 
 def statistics_at(
