@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 import geode_jax
-from benchmarks.common import earlier_rows, find_data, timed, write_result
+from benchmarks.common import earlier_rows, load_mnist, timed, write_result
 
 NUM_TRAIN, NUM_HELD_OUT = 10_000, 2000
 NUM_SWEEPS = 100  # of warm-up, and as many that are kept
@@ -49,20 +49,12 @@ def mebibytes(forest: Any) -> float:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(forest.statistics)) / 2**20
 
 
-def images(data: str | None, num_rows: int) -> np.ndarray:
-    with np.load(find_data("mnist.npz", data), allow_pickle=False) as file:
-        x = file["x_train"].reshape(-1, 784)
+def curved_rows(num_rows: int, num_features: int, out: np.ndarray | None = None) -> np.ndarray:
+    """Smooth functions of 5 uniform variables, and noise; (n, D) float32, written to `out` where it is given."""
     rng = np.random.default_rng(0)
-    chosen = x[rng.permutation(len(x))[:num_rows]]
-    return (chosen + rng.random(chosen.shape)).astype(np.float32)
-
-
-def curved_rows(num_rows: int) -> np.ndarray:
-    """Smooth functions of 5 uniform variables, and noise; (n, 100) float32."""
-    rng = np.random.default_rng(0)
-    waves = rng.normal(size=(INTRINSIC, NUM_FEATURES)).astype(np.float32)
-    phase = rng.uniform(0, 2 * np.pi, NUM_FEATURES).astype(np.float32)
-    x = np.empty((num_rows, NUM_FEATURES), np.float32)
+    waves = rng.normal(size=(INTRINSIC, num_features)).astype(np.float32)
+    phase = rng.uniform(0, 2 * np.pi, num_features).astype(np.float32)
+    x = np.empty((num_rows, num_features), np.float32) if out is None else out
     for start in range(0, num_rows, 2**16):
         block = x[start : start + 2**16]
         latent = rng.random((len(block), INTRINSIC), dtype=np.float32)
@@ -73,7 +65,7 @@ def curved_rows(num_rows: int) -> np.ndarray:
 
 def fewer_and_fewer(data: str | None, quick: bool) -> Iterator[dict[str, Any]]:
     num_train, num_new = (300, 50) if quick else (NUM_TRAIN, NUM_HELD_OUT)
-    x = images(data, num_train + num_new)
+    x = load_mnist(data, num_train + num_new)
     depth, widths = (3, (15, 4)) if quick else (7, CANDIDATES)
     all_nodes: np.ndarray | None = None
     for width in widths:
@@ -105,7 +97,7 @@ def more_and_more(sizes: list[int], depth: int, quick: bool, done: list[dict[str
     for number in sizes:
         if number in already:
             continue
-        x = curved_rows(number + NUM_HELD_OUT)
+        x = curved_rows(number + NUM_HELD_OUT, NUM_FEATURES)
         train, new = x[:number], x[number:]
         # fewer rows have fewer nodes: at least 500 rows in a cell
         own = min(depth, int(np.log2(max(number / 500, 1))))

@@ -42,6 +42,15 @@ def load_frey(folder: str | None = None) -> np.ndarray:
         return file["images"].reshape(1965, 560).astype(np.float64)
 
 
+def load_mnist(folder: str | None, num_rows: int) -> np.ndarray:
+    """Training images in random order with uniform noise on their pixels, (num_rows, 784) float32 on 0..256."""
+    with np.load(find_data("mnist.npz", folder), allow_pickle=False) as file:
+        images = file["x_train"].reshape(-1, 784)
+    rng = np.random.default_rng(0)
+    chosen = images[rng.permutation(len(images))[:num_rows]]
+    return (chosen + rng.random(chosen.shape)).astype(np.float32)
+
+
 def coverage(posterior: geode_jax.Posterior, test: np.ndarray) -> float:
     """Share of hidden coordinates inside their 95% intervals."""
     hidden = np.random.default_rng(1).random(test.shape) < 0.5

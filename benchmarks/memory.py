@@ -16,29 +16,18 @@ import jax
 import numpy as np
 
 import geode_jax
-from benchmarks.candidates import INTRINSIC, NOISE
+from benchmarks.candidates import curved_rows
 from benchmarks.common import timed, write_result
 
 SHAPES = ((60_000, 784), (600, 15_000), (1_000_000, 100))
 
 
-def write_rows(path: Path, num_rows: int, num_features: int) -> None:
-    """A float32 .npy file, written a block at a time."""
-    rng = np.random.default_rng(0)
-    waves = rng.normal(size=(INTRINSIC, num_features)).astype(np.float32)
-    phase = rng.uniform(0, 2 * np.pi, num_features).astype(np.float32)
-    x = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, num_features))
-    for start in range(0, num_rows, 2**13):
-        block = x[start : start + 2**13]
-        block[:] = np.sin(2.0 * rng.random((len(block), INTRINSIC), dtype=np.float32) @ waves + phase)
-        block += NOISE * rng.standard_normal(block.shape, dtype=np.float32)
-    x.flush()
-
-
 def measure(num_rows: int, num_features: int, settings: geode_jax.DictionarySettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.npy"
-        write_rows(path, num_rows, num_features)
+        rows = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, num_features))
+        curved_rows(num_rows, num_features, rows)
+        rows.flush()
         x = np.load(path, mmap_mode="r")
         times: dict[str, float] = {}
         tracemalloc.start()

@@ -107,10 +107,7 @@ def log_density(sizes: dict[str, int]) -> dict[str, float]:
 
 
 def stage_one(sizes: dict[str, int]) -> dict[str, float]:
-    x = curved_rows(sizes["n"])
-    if sizes["D"] > x.shape[1]:
-        x = np.tile(x, (1, -(-sizes["D"] // x.shape[1])))[:, : sizes["D"]]
-        x = x + 0.1 * np.random.default_rng(1).standard_normal(x.shape, dtype=np.float32)
+    x = curved_rows(sizes["n"], sizes["D"])
     settings = geode_jax.DictionarySettings(num_trees=1, max_rank=20, depth=4)
     start = time.perf_counter()
     geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import geode_jax
-from benchmarks.common import find_data, write_result
+from benchmarks.common import load_mnist, write_result
 
 NUM_TRAIN, NUM_HELD_OUT = 10_000, 2000
 TREE_ROWS = (10_000, 5000, 2000, 1000)
@@ -25,12 +25,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
     parser.add_argument("--data", help="folder that holds mnist.npz")
     options = parser.parse_args(arguments)
-    with np.load(find_data("mnist.npz", options.data), allow_pickle=False) as file:
-        images = file["x_train"].reshape(-1, 784)
     num_train, num_new = (200, 50) if options.quick else (NUM_TRAIN, NUM_HELD_OUT)
-    rng = np.random.default_rng(0)
-    chosen = images[rng.permutation(len(images))[: num_train + num_new]]
-    x = (chosen + rng.random(chosen.shape)).astype(np.float32)
+    x = load_mnist(options.data, num_train + num_new)
     sampler = geode_jax.SamplerSettings(num_warmup=20, num_samples=20) if options.quick else None
     rows: list[dict[str, Any]] = []
     densities: list[np.ndarray] = []

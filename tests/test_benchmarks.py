@@ -39,12 +39,17 @@ from geode_jax.build.partition import Partition
 from geode_jax.settings import DictionarySettings
 
 
+def _needs(name):
+    """Skip where a data file is not at hand: it is not ours to ship."""
+    try:
+        find_data(name)
+    except SystemExit as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.slow
 def test_frey():
-    try:
-        find_data("frey_faces.npz")
-    except SystemExit:
-        pytest.skip("Frey faces are not ours to ship")
+    _needs("frey_faces.npz")
     rows = frey_inpainting.main(["--quick"])
     assert {"published", "default", "KNNImputer"} < {row["method"] for row in rows}
     assert all(0 < row["mae"] < 25 for row in rows)
@@ -52,10 +57,7 @@ def test_frey():
 
 @pytest.mark.slow
 def test_frey_missing():
-    try:
-        find_data("frey_faces.npz")
-    except SystemExit:
-        pytest.skip("Frey faces are not ours to ship")
+    _needs("frey_faces.npz")
     rows = frey_missing.main(["--quick"])
     assert [row["missing"] for row in rows if row["method"] == "GEODE"] == [0.0, 0.2, 0.5]
     assert all(0 < row["mae"] < 25 for row in rows)
@@ -69,10 +71,7 @@ def test_missing_time():
 
 @pytest.mark.slow
 def test_mnist():
-    try:
-        find_data("mnist.npz")
-    except SystemExit:
-        pytest.skip("MNIST is not ours to ship")
+    _needs("mnist.npz")
     rows = mnist.main(["--quick"])
     assert len(rows) == 3
     assert all(row["error_percent"] < 25 for row in rows)
@@ -258,20 +257,14 @@ def test_figures(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_tree_rows():
-    try:
-        find_data("mnist.npz")
-    except SystemExit:
-        pytest.skip("MNIST is not ours to ship")
+    _needs("mnist.npz")
     whole, part = tree_rows.main(["--quick"])
     assert np.isfinite([whole["nats"], part["nats"], part["gain"]]).all()
 
 
 @pytest.mark.slow
 def test_candidates():
-    try:
-        find_data("mnist.npz")
-    except SystemExit:
-        pytest.skip("MNIST is not ours to ship")
+    _needs("mnist.npz")
     rows = candidates.main(["--quick"])
     assert [row["candidates"] for row in rows] == [15, 4, 7]
     assert all(np.isfinite([row["nats"], row["lost mass"]]).all() for row in rows)
