@@ -8,7 +8,7 @@ import time
 
 import benchmarks
 
-NOT_EXPERIMENTS = {"__main__", "common", "figures", "readme", "rivals"}
+NOT_EXPERIMENTS = {"__main__", "common", "figures", "flow", "readme", "rivals"}
 
 
 def experiments() -> list[str]:

@@ -1,5 +1,6 @@
 """What every benchmark shares: finding data, timing, and writing results with what they depend on."""
 
+import importlib.util
 import json
 import os
 import platform
@@ -49,6 +50,14 @@ def load_mnist(folder: str | None, num_rows: int) -> np.ndarray:
     rng = np.random.default_rng(0)
     chosen = images[rng.permutation(len(images))[:num_rows]]
     return (chosen + rng.random(chosen.shape)).astype(np.float32)
+
+
+def is_installed(package: str) -> bool:
+    """Whether a rival that is no dependency is at hand: `pip install '.[rivals]'`."""
+    found = importlib.util.find_spec(package) is not None
+    if not found:
+        print(f"{package} is not installed: left out")
+    return found
 
 
 def coverage(posterior: geode_jax.Posterior, test: np.ndarray) -> float:

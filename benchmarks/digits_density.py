@@ -6,7 +6,8 @@ python -m benchmarks.digits_density [--quick]
 
 Protocol: digits + uniform(0, 1) noise (seed 0), 80/20 splits by default_rng(s).permutation, s = 0..4. Coverage: half of
 the pixels of the test images hidden, share inside their central 95% intervals. Mixtures of low-rank normals choose
-components and rank on a fifth of the training images, the others by BIC or five-fold cross-validation.
+components and rank on a fifth of the training images, the flow its size on a tenth, the others by BIC or five-fold
+cross-validation.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from sklearn.neighbors import KernelDensity
 from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import coverage, earlier_rows, write_result
+from benchmarks.common import coverage, earlier_rows, is_installed, write_result
+from benchmarks.flow import SplineFlow
 from benchmarks.rivals import (
     bayesian_mixture,
     best_on_held_out,
@@ -59,7 +61,7 @@ def rivals(quick: bool) -> dict[str, Callable[[np.ndarray], Any]]:
         ]
         return lambda x: best_on_held_out(x, fits, 0)
 
-    return {
+    found = {
         "mixture of factor analysers": low_rank(True),
         "mixture of probabilistic PCA": low_rank(False),
         "Gaussian mixture, BIC": lambda x: fit_gaussian_mixture(x, sizes, 0),
@@ -69,6 +71,10 @@ def rivals(quick: bool) -> dict[str, Callable[[np.ndarray], Any]]:
         "Gaussian, Ledoit-Wolf": shrunk_gaussian,
         "kernel density": kernel_density,
     }
+    if is_installed("flowjax"):
+        layers_and_widths = ((1, 8),) if quick else ((3, 128), (5, 64), (5, 128))
+        found["neural spline flow"] = lambda x: SplineFlow(x, layers_and_widths, 0, max_epochs=2 if quick else 300)
+    return found
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -3,20 +3,32 @@
 Linear: n = 600, p directions with standard deviations between 0.5 and 1.5 times sqrt(D) / 2, noise of sd 1, for p = 5,
 10, 50 and D = 500, 5000. Mixture: 1000 rows in D = 10000, a third each in dimension 3, 5 and 7, about centres sqrt(D)
 apart. Reported: the share of rows whose posterior mode is the truth, and how often half of the features of 100 new rows
-lie in their 95% intervals given the other half.
+lie in their 95% intervals given the other half. Estimators of scikit-dimension (`pip install '.[rivals]'`) say one
+number for all rows, and one for every row from its 100 nearest neighbours; right is what rounds to the truth. Results
+are written one by one: a run goes on where the last one ended.
 
 python -m benchmarks.dimension [--quick]
 """
 
 import argparse
+import importlib
 import time
+import warnings
 from typing import Any
 
 import jax
 import numpy as np
 
 import geode_jax
-from benchmarks.common import write_result
+from benchmarks.common import earlier_rows, is_installed, write_result
+
+# Classes of skdim.id: linear, by nearest neighbours' distances, and by how well rows separate.
+RIVALS = {
+    "local PCA": "lPCA",
+    "Levina-Bickel": "MLE",
+    "two nearest neighbours": "TwoNN",
+    "Fisher separability": "FisherS",
+}
 
 
 def linear_rows(rng: np.random.Generator, num_rows: int, num_features: int, dimension: int) -> np.ndarray:
@@ -57,22 +69,43 @@ def measure(x: np.ndarray, truth: np.ndarray, num_train: int, options: dict[str,
     }
 
 
+def measure_rival(name: str, x: np.ndarray, truth: np.ndarray, num_neighbors: int) -> dict[str, Any]:
+    """One estimate for all rows, and one for each."""
+    estimator = getattr(importlib.import_module("skdim.id"), RIVALS[name])()
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = float(estimator.fit(x).dimension_)
+        by_row = estimator.fit_transform_pw(x, n_neighbors=num_neighbors)
+    seconds = time.perf_counter() - start
+    return {"right": float(np.mean(np.round(by_row) == truth)), "whole": whole, "seconds": round(seconds, 1)}
+
+
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs wrote")
     options = parser.parse_args(arguments)
     rng = np.random.default_rng(0)
-    rows, new = [], 20 if options.quick else 100
-    print(f"{'data':<10}{'p':>7}{'D':>7}{'right':>8}{'p(truth)':>10}{'cover':>8}{'seconds':>9}")
+    rows = [] if options.quick or options.fresh else earlier_rows("dimension", {})
+    done = {(row["method"], row["data"], row["dimension"], row["features"]) for row in rows}
+    new = 20 if options.quick else 100
+    methods = ["GEODE", *(RIVALS if is_installed("skdim") else ())]
 
     def record(data: str, dimension: str, x: np.ndarray, truth: np.ndarray, fit: dict[str, Any]) -> None:
-        found = measure(x, truth, len(x) - new, fit)
-        rows.append({"data": data, "dimension": dimension, "features": x.shape[1], **found})
-        print(
-            f"{data:<10}{dimension:>7}{x.shape[1]:>7}{found['right']:>8.1%}{found['probability_of_truth']:>10.3f}"
-            f"{found['coverage95']:>8.1%}{found['seconds']:>9.1f}",
-            flush=True,
-        )
+        num_train = len(x) - new
+        for method in methods:
+            about = {"method": method, "data": data, "dimension": dimension, "features": x.shape[1]}
+            if tuple(about.values()) in done:
+                continue
+            if method == "GEODE":
+                found = measure(x, truth, num_train, fit)
+            else:
+                found = measure_rival(method, x[:num_train], truth[:num_train], 20 if options.quick else 100)
+            rows.append(about | found)
+            print(rows[-1], flush=True)
+            if not options.quick:
+                write_result("dimension", {}, rows)
 
     quick_fit = {
         "dictionary": geode_jax.DictionarySettings(num_trees=1),
@@ -87,7 +120,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             record("linear", str(dimension), x, np.full(len(x), dimension), fit)
     if not options.quick:
         record("mixture", "3, 5, 7", *mixture_rows(rng, 1000 + new, 10_000, (3, 5, 7)), {})
-        write_result("dimension", {}, rows)
     return rows
 
 

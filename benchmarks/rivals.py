@@ -3,13 +3,19 @@
 Every density is a :class:`NormalMixture`, which also has the conditionals that scikit-learn's own do not.
 """
 
+import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, special
 from sklearn.cluster import KMeans
 from sklearn.covariance import LedoitWolf
 from sklearn.decomposition import FactorAnalysis
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 from sklearn.impute import KNNImputer
 from sklearn.mixture import BayesianGaussianMixture
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -97,9 +103,54 @@ def low_rank_mixture(
     return mixture
 
 
-def best_on_held_out(
-    x: np.ndarray, fits: Iterable[Callable[[np.ndarray], NormalMixture]], seed: int, share: float = 0.2
-) -> NormalMixture:
+class PrincipalNormal:
+    """Probabilistic PCA in closed form (Tipping & Bishop 1999), without any matrix of D x D: for D in the thousands."""
+
+    def __init__(self, x: np.ndarray, rank: int) -> None:
+        self._mean = x.mean(axis=0)
+        singular, directions = linalg.svd(x - self._mean, full_matrices=False)[1:]
+        variances = np.square(singular) / len(x)
+        self._noise = max(variances[rank:].sum() / (x.shape[1] - rank), 1e-8 * variances[0])
+        excess = np.maximum(variances[:rank] - self._noise, 0.0)
+        self._loadings = directions[:rank].T * np.sqrt(excess)
+
+    def log_density(self, x: np.ndarray) -> np.ndarray:
+        """Log density of complete rows, (n,)."""
+        centred = x - self._mean
+        factor, along = self._factors(self._loadings, centred.T)
+        squares = (np.square(centred).sum(axis=1) - np.square(along).sum(axis=0)) / self._noise
+        features, rank = self._loadings.shape
+        log_det = 2 * np.log(np.diag(factor)).sum() + (features - rank) * np.log(self._noise)
+        return -0.5 * (squares + log_det + features * np.log(2 * np.pi))
+
+    def impute(self, x: np.ndarray, interval: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Conditional means of NaN entries and the ends of their central intervals, each (n, D)."""
+        filled, lower, upper = x.copy(), x.copy(), x.copy()
+        width = special.ndtri(0.5 + 0.5 * interval)
+        for i, row in enumerate(x):
+            seen = ~np.isnan(row)
+            factor, along = self._factors(self._loadings[seen], (row - self._mean)[seen, None])
+            across = linalg.solve_triangular(factor, self._loadings[~seen].T, lower=True)
+            mean = self._mean[~seen] + across.T @ along[:, 0]
+            deviation = np.sqrt(self._noise * (1.0 + np.square(across).sum(axis=0)))
+            filled[i, ~seen] = mean
+            lower[i, ~seen], upper[i, ~seen] = mean - width * deviation, mean + width * deviation
+        return filled, lower, upper
+
+    def _factors(self, loadings: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Cholesky factor of ``noise + W'W``, and the `columns`' products with W, solved by it."""
+        inner = loadings.T @ loadings
+        inner[np.diag_indices_from(inner)] += self._noise
+        factor = linalg.cholesky(inner, lower=True)
+        return factor, linalg.solve_triangular(factor, loadings.T @ columns, lower=True)
+
+
+def principal_normal(x: np.ndarray, ranks: Iterable[int], seed: int) -> PrincipalNormal:
+    """Probabilistic PCA, its rank by the density of a held-out fifth."""
+    return best_on_held_out(x, [functools.partial(PrincipalNormal, rank=rank) for rank in ranks], seed)
+
+
+def best_on_held_out(x: np.ndarray, fits: Iterable[Callable[[np.ndarray], Any]], seed: int, share: float = 0.2) -> Any:
     """The fit, on all rows, of the candidate with the best density on a held-out share of them."""
     order = np.random.default_rng(seed).permutation(len(x))
     cut = int((1 - share) * len(x))
@@ -156,3 +207,38 @@ class PixelProcess:
 
     def _kernel(self, length: float, noise: float) -> np.ndarray:
         return np.exp(-0.5 * self._squared / length**2) + noise * np.eye(self._mean.size)
+
+
+class RowProcess:
+    """A Gaussian process from the observed features of a row to its missing ones, fitted anew for every row.
+
+    Linear and squared exponential kernel; its parameters are those of the largest marginal likelihood on some training
+    rows with half of their features hidden, and stay the same for all rows: fitting them to each would take minutes.
+    """
+
+    def __init__(self, x: np.ndarray, seed: int, num_tuned: int = 400) -> None:
+        self._x, self._mean, self._scale = x, x.mean(axis=0), x.std() * np.sqrt(x.shape[1])
+        rng = np.random.default_rng(seed)
+        seen = rng.random(x.shape[1]) < 0.5
+        some = rng.permutation(len(x))[:num_tuned]
+        kernel = ConstantKernel() * RBF(0.5) + ConstantKernel() * DotProduct() + WhiteKernel(0.01)
+        process = GaussianProcessRegressor(kernel, normalize_y=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a parameter at its bound is as good as left out
+            self._kernel = process.fit(self._inputs(x[some], seen), x[some][:, ~seen]).kernel_
+
+    def impute(self, x: np.ndarray, interval: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Conditional means of NaN entries and the ends of their central intervals, each (n, D)."""
+        filled, lower, upper = x.copy(), x.copy(), x.copy()
+        width = special.ndtri(0.5 + 0.5 * interval)
+        for i, row in enumerate(x):
+            seen = ~np.isnan(row)
+            process = GaussianProcessRegressor(self._kernel, optimizer=None, normalize_y=True)
+            process.fit(self._inputs(self._x, seen), self._x[:, ~seen])
+            mean, deviation = (found[0] for found in process.predict(self._inputs(row[None], seen), return_std=True))
+            filled[i, ~seen] = mean
+            lower[i, ~seen], upper[i, ~seen] = mean - width * deviation, mean + width * deviation
+        return filled, lower, upper
+
+    def _inputs(self, x: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        return (x - self._mean)[:, seen] / self._scale

@@ -169,6 +169,34 @@ def test_low_rank_mixtures_find_their_own_kind():
     assert density[False] < density[True] - 0.3
 
 
+def test_principal_normal_is_a_normal_of_low_rank():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 3)) @ rng.normal(size=(3, 8)) + rng.normal(size=(100, 8))
+    found = rivals.PrincipalNormal(x, 3)
+    values, vectors = np.linalg.eigh(np.cov(x.T, bias=True))
+    noise = values[:5].mean()
+    covariance = (vectors[:, 5:] * (values[5:] - noise)) @ vectors[:, 5:].T + noise * np.eye(8)
+    dense = rivals.NormalMixture("dense", np.ones(1), x.mean(axis=0)[None], covariance[None])
+    np.testing.assert_allclose(found.log_density(x), dense.log_density(x))
+    hidden = np.where(rng.random(x.shape) < 0.5, np.nan, x)
+    for ours, theirs in zip(found.impute(hidden, 0.9), dense.impute(hidden, 0.9), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_real_data():
+    rows = real_data.main(["--quick"])
+    assert {"GEODE", "probabilistic PCA", "KNNImputer"} < {row["method"] for row in rows}
+    assert all(0 < row["mae"] < 10 for row in rows)
+
+
+def test_patches_held_out_have_no_pixels_of_training():
+    picture = np.broadcast_to(np.arange(30.0)[None, :, None], (10, 30, 3))
+    train, test = real_data.patches(picture, 4, 50, 20)
+    assert train.shape == (50, 48)
+    assert np.floor(train).max() < np.floor(test).min()
+
+
 @pytest.mark.slow
 def test_swiss_roll():
     rows = swiss_roll.main(["--quick"])
@@ -185,8 +213,9 @@ def test_choices():
 
 @pytest.mark.slow
 def test_dimension():
-    (row,) = dimension.main(["--quick"])
+    row, *theirs = dimension.main(["--quick"])
     assert row["right"] > 0.9
+    assert all(row["whole"] > 0 for row in theirs)
 
 
 @pytest.mark.slow

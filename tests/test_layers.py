@@ -21,6 +21,7 @@ LAYERS = {
     "math.truncated": 2,
     "math.lowrank": 2,
     "math.streaming": 2,
+    "build.blocks": 1.9,
     "build.standardise": 2,
     "build.neighbours": 2,
     "build.partition": 2,

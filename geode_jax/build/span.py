@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from geode_jax.build.blocks import slices
 from geode_jax.build.evidence import cross_fitted_log_likelihood
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import LeftOut, Subspaces, each_fold, kept_rows, learn_subspaces
 
 # A span is looked for up to this many directions; beyond, nodes learn theirs in R^D.
 LARGEST_SPAN = 400
-_BLOCK = 4096
 
 
 class Span(NamedTuple):
@@ -62,8 +62,8 @@ def _mean_squares(
 ) -> tuple[np.ndarray, float]:
     """Mean squared coordinates, (r,), and mean squared norm of the rows that are used."""
     squares, total, count = np.zeros(basis.shape[1]), 0.0, int(is_used.sum())
-    for start in range(0, x.shape[0], _BLOCK):
-        centred = x[start : start + _BLOCK][is_used[start : start + _BLOCK]] - centre
+    for rows in slices(*x.shape):
+        centred = x[rows][is_used[rows]] - centre
         squares += np.square(centred @ basis, dtype=np.float64).sum(axis=0)
         total += float(np.square(centred, dtype=np.float64).sum())
     return squares / count, total / count
@@ -71,8 +71,7 @@ def _mean_squares(
 
 def _coordinates(x: np.ndarray, centre: np.ndarray, basis: np.ndarray) -> np.ndarray:
     """Coordinates of the rows, (n, r), without a centred copy of them all."""
-    blocks = (x[start : start + _BLOCK] for start in range(0, x.shape[0], _BLOCK))
-    return np.concatenate([(block - centre) @ basis for block in blocks])
+    return np.concatenate([(x[rows] - centre) @ basis for rows in slices(*x.shape)])
 
 
 def learn_subspaces_in_span(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_BLOCK_NUMBERS = 2**20
+from geode_jax.build.blocks import slices
 
 
 class Frame(NamedTuple):
@@ -59,6 +59,4 @@ def divide(x: np.ndarray, scales: np.ndarray, out: np.ndarray | None = None) -> 
 
 
 def _blocks(data: np.ndarray) -> Iterator[np.ndarray]:
-    """Rows a few at a time: what is computed from them, in float64, stays small beside the data."""
-    size = max(1, _BLOCK_NUMBERS // data.shape[1])
-    return (data[start : start + size] for start in range(0, data.shape[0], size))
+    return (data[rows] for rows in slices(*data.shape))

@@ -5,21 +5,20 @@ as if they were rows of the cell (`python -m benchmarks.stage_one` shows what th
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy import linalg
 from sklearn.utils.extmath import randomized_svd
 
+from geode_jax.build.blocks import slices
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
 # randomised SVD (and one matrix serves all folds).
 EXACT_MAX_SIDE = 1500
-_BLOCK_NUMBERS = 2**20
-
 
 LeftOut: TypeAlias = Sequence[tuple[int, ...]]  # for every group of dictionaries, the folds it does not see
 
@@ -92,7 +91,7 @@ def learn_subspaces(
         fewest = min(int(mask.sum()) for mask in kept)
         if fewest < 2:
             # Some fold holds (almost) the whole cell: that fold's dictionary has nothing to learn from here.
-            centres[:, node] = _centres_with_fallback(_rows_of(x, rows), kept)
+            centres[:, node] = _centres_with_fallback(x[rows], kept)
             return
         parent = (node - 1) // 2
         inherited = int(ranks[parent]) if parent_rows > 0.0 and node > 0 else 0
@@ -101,7 +100,7 @@ def learn_subspaces(
             for group in range(num_groups)
         ]
         most = min(max_rank, num_features, fewest - 1 + inherited)
-        learned = _cell_subspaces(_rows_of(x, rows), kept, most, seed + node, prior)
+        learned = _cell_subspaces(x, rows, kept, most, seed + node, prior)
         rank = ranks[node] = min(scatter.variances.size for _, scatter in learned)
         for group, (centre, scatter) in enumerate(learned):
             centres[group, node] = centre
@@ -115,11 +114,6 @@ def learn_subspaces(
     return Subspaces(centres, bases, ranks)
 
 
-def _rows_of(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """A cell's rows; no copy where it has all."""
-    return x if rows.size == x.shape[0] else x[rows]
-
-
 def kept_rows(rows: np.ndarray, folds: np.ndarray | None, left_out: LeftOut) -> list[np.ndarray]:
     """Mask of the `rows` that stay in each group, (rows.size,)."""
     return [np.ones(rows.size, dtype=bool) if folds is None else ~np.isin(folds[rows], group) for group in left_out]
@@ -130,15 +124,14 @@ def _centres_with_fallback(cell: np.ndarray, kept: list[np.ndarray]) -> np.ndarr
 
 
 def _cell_subspaces(
-    cell: np.ndarray, kept: list[np.ndarray], rank: int, seed: int, prior: list[Spectrum]
+    x: np.ndarray, rows: np.ndarray, kept: list[np.ndarray], rank: int, seed: int, prior: list[Spectrum]
 ) -> list[tuple[np.ndarray, Spectrum]]:
     """Centre of the cell's rows under each mask, and the leading `rank` or fewer of their scatter plus the prior's."""
-    rows, features = cell.shape
     learn: LearnGroup
-    if min(rows, features) > EXACT_MAX_SIDE:
-        learn = functools.partial(_randomised, cell, rank, seed)
+    if min(rows.size, x.shape[1]) > EXACT_MAX_SIDE:
+        learn = functools.partial(_randomised, x, rows, rank, seed)
     else:
-        learn = _by_moments(cell, rank) if features <= rows else _by_gram(cell, rank)
+        learn = (_by_moments if x.shape[1] <= rows.size else _by_gram)(x, rows, rank)
     return each(lambda group: learn(*group), zip(kept, prior, strict=True))
 
 
@@ -148,67 +141,90 @@ def _as_rows(spectrum: Spectrum) -> np.ndarray:
 
 
 def _randomised(
-    cell: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
+    x: np.ndarray, rows: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
 ) -> tuple[np.ndarray, Spectrum]:
-    cell = cell[mask]
+    cell = x[rows[mask]]
+    tolerance = _Tolerance.of(cell, np.arange(len(cell)))
     centre = cell.mean(axis=0, dtype=np.float64)
-    stacked = np.concatenate([cell - centre.astype(cell.dtype), _as_rows(prior).astype(cell.dtype)])
+    cell -= centre.astype(cell.dtype)
+    stacked = np.concatenate([cell, _as_rows(prior).astype(cell.dtype)]) if prior.variances.size else cell
     _, singular, right = randomized_svd(stacked, rank, n_iter=4, random_state=seed)
-    useful = singular > _rank_tolerance(singular[0], cell)
+    useful = singular > tolerance(singular[0])
     return centre, Spectrum(right[useful].T, np.square(singular[useful], dtype=np.float64))
 
 
-def _by_moments(cell: np.ndarray, rank: int) -> LearnGroup:
+def _by_moments(x: np.ndarray, rows: np.ndarray, rank: int) -> LearnGroup:
     """Eigenvectors of the second-moment matrix; a fold's is the whole one less the fold's own."""
-    origin = cell.mean(axis=0, dtype=np.float64)
-    total_sum, total = _moments(cell, origin)
+    tolerance = _Tolerance.of(x, rows)
+    origin = _mean(x, rows)
+    total_sum, total = _moments(x, rows, origin)
 
     def learn(mask: np.ndarray, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
         count = int(mask.sum())
-        out_sum, out = _moments(cell[~mask], origin)
+        out_sum, out = _moments(x, rows[~mask], origin)
         mean = (total_sum - out_sum) / count
         scatter = total - out - count * np.outer(mean, mean)
         scatter += (prior.directions * prior.variances) @ prior.directions.T
         values, vectors = _leading_eigenpairs(scatter, rank)
-        useful = values > _rank_tolerance(np.sqrt(max(values[0], 0.0)), cell) ** 2
+        useful = values > tolerance(np.sqrt(max(values[0], 0.0))) ** 2
         return origin + mean, Spectrum(vectors[:, useful], values[useful])
 
     return learn
 
 
-def _moments(rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and second moment about `origin` in float64, by blocks so that no float64 copy of the rows is made."""
-    features = origin.size
-    first, second = np.zeros(features), np.zeros((features, features))
-    size = max(256, _BLOCK_NUMBERS // features)
-    for start in range(0, rows.shape[0], size):
-        block = rows[start : start + size] - origin
-        first += block.sum(axis=0)
-        second += block.T @ block
+def _blocks(x: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
+    return (x[rows[some]] for some in slices(rows.size, x.shape[1]))
+
+
+def _mean(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return sum(block.sum(axis=0, dtype=np.float64) for block in _blocks(x, rows)) / rows.size
+
+
+def _moments(x: np.ndarray, rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sum and second moment about `origin` in float64, by blocks: no copy of the rows is made."""
+    first, second = np.zeros(origin.size), np.zeros((origin.size, origin.size))
+    for block in _blocks(x, rows):
+        centred = block - origin
+        first += centred.sum(axis=0)
+        second += centred.T @ centred
     return first, second
 
 
-def _by_gram(cell: np.ndarray, rank: int) -> LearnGroup:
+def _by_gram(x: np.ndarray, rows: np.ndarray, rank: int) -> LearnGroup:
     """Eigenvectors of the inner products of the rows, taken once for all folds."""
+    cell = x if rows.size == x.shape[0] else x[rows]
+    tolerance = _Tolerance.of(x, rows)
     origin = cell.mean(axis=0, dtype=np.float64)
-    centred = cell - origin
-    gram = centred @ centred.T
+
+    def columns() -> Iterator[tuple[slice, np.ndarray]]:
+        """Centred features in float64, a few at a time."""
+        return ((some, cell[:, some] - origin[some]) for some in slices(cell.shape[1], cell.shape[0]))
+
+    gram = sum(block @ block.T for _, block in columns())
 
     def learn(mask: np.ndarray, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
-        rows = centred[mask]
-        mean = rows.mean(axis=0)
-        extra = _as_rows(prior)
+        count, extra = int(mask.sum()), _as_rows(prior)
         inner = gram[np.ix_(mask, mask)]
         row_mean = inner.mean(axis=0)
         inner = inner - row_mean - row_mean[:, None] + row_mean.mean()
-        across = rows @ extra.T
+        across = np.zeros((rows.size, len(extra)))
+        if len(extra):
+            for some, block in columns():
+                across += block @ extra[:, some].T
+        across = across[mask]
         across -= across.mean(axis=0)
         inner = np.block([[inner, across], [across.T, np.diag(prior.variances)]])
         values, vectors = _leading_eigenpairs(inner, rank)
         singular = np.sqrt(np.maximum(values, 0.0))
-        useful = singular > _rank_tolerance(singular[0], cell)
-        own, inherited = np.split(vectors[:, useful], [rows.shape[0]])
-        basis = rows.T @ own - np.outer(mean, own.sum(axis=0)) + extra.T @ inherited
+        useful = singular > tolerance(singular[0])
+        own, inherited = np.split(vectors[:, useful], [count])
+        weight = np.zeros((rows.size, own.shape[1]))
+        weight[mask] = own - own.mean(axis=0)  # the rows' mean has no part in it
+        basis = extra.T @ inherited
+        share, mean = mask / count, np.zeros(cell.shape[1])
+        for some, block in columns():
+            basis[some] += block.T @ weight
+            mean[some] = share @ block
         basis /= singular[useful]
         basis = _orthonormal(basis) if useful.any() else basis
         return origin + mean, Spectrum(basis, values[useful])
@@ -239,7 +255,17 @@ def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.n
     return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
-def _rank_tolerance(largest: float, cell: np.ndarray) -> float:
+class _Tolerance(NamedTuple):
     """Singular values at or below this are rounding: the data's own, and that of the squared matrix."""
-    own = np.finfo(cell.dtype).eps * float(max(cell.max(), -cell.min())) * np.sqrt(cell.size)
-    return max(largest * np.sqrt(np.finfo(np.float64).eps * max(cell.shape)), own)
+
+    own: float
+    relative: float
+
+    @classmethod
+    def of(cls, x: np.ndarray, rows: np.ndarray) -> "_Tolerance":
+        magnitude = max((float(np.abs(block).max()) for block in _blocks(x, rows)), default=0.0)
+        own = np.finfo(x.dtype).eps * magnitude * np.sqrt(rows.size * x.shape[1])
+        return cls(own, np.sqrt(np.finfo(np.float64).eps * max(rows.size, x.shape[1])))
+
+    def __call__(self, largest: float) -> float:
+        return max(largest * self.relative, self.own)

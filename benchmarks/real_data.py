@@ -1,0 +1,142 @@
+"""Real data of D = 576 to 19,200 from scikit-learn and scikit-image: held-out density, half of the features filled in.
+
+python -m benchmarks.real_data [--quick]
+
+Faces: 80 of the 100 that scikit-image has, 20 held out. The others are square patches of one picture, those of training
+from its left part and those held out from its right, with no column of pixels in common; uniform noise makes the grey
+levels continuous. Rivals choose on a fifth of the training rows; those with full covariances stop at D = 1000, where
+they take minutes. Results are written one by one: a run goes on where the last one ended.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from sklearn.datasets import load_sample_image
+from threadpoolctl import threadpool_limits
+
+import geode_jax
+from benchmarks.common import earlier_rows, is_installed, timed, write_result
+from benchmarks.rivals import best_on_held_out, low_rank_mixture, nearest_rows, principal_normal, shrunk_gaussian
+
+LARGEST_DENSE = 1000
+TRAINING_SHARE = 0.7  # of a picture's columns
+
+
+class Rows(NamedTuple):
+    """Training and held-out rows, (n, D) each, on the scale 0..256."""
+
+    train: np.ndarray
+    test: np.ndarray
+
+
+def patches(picture: np.ndarray, side: int, num_train: int, num_test: int) -> Rows:
+    """Patches at random places, as rows: those of training from the left part of the picture."""
+    rng = np.random.default_rng(0)
+    border = int(TRAINING_SHARE * picture.shape[1])
+
+    def cut(first: int, last: int, number: int) -> np.ndarray:
+        tops = rng.integers(picture.shape[0] - side + 1, size=number)
+        lefts = rng.integers(first, last - side + 1, size=number)
+        rows = [picture[i : i + side, j : j + side].ravel() for i, j in zip(tops, lefts, strict=True)]
+        return np.stack(rows) + rng.random((number, rows[0].size))
+
+    return Rows(cut(0, border, num_train), cut(border, picture.shape[1], num_test))
+
+
+def faces() -> Rows:
+    from skimage import data  # an extra: what benchmarks measure beside ours
+
+    x = 255.0 * data.lfw_subset()[:100].reshape(100, -1).astype(float)
+    order = np.random.default_rng(0).permutation(100)
+    return Rows(x[order[:80]], x[order[80:]])
+
+
+def bricks() -> Rows:
+    from skimage import data
+
+    return patches(data.brick(), 24, 2000, 300)
+
+
+def data_sets(quick: bool) -> dict[str, Callable[[], Rows]]:
+    """Training and held-out rows by name."""
+    if quick:
+        return {"flower, 4 x 4": lambda: patches(load_sample_image("flower.jpg"), 4, 200, 20)}
+    found: dict[str, Callable[[], Rows]] = {}
+    if is_installed("skimage"):
+        found = {"LFW faces": faces, "bricks, 24 x 24": bricks}
+    return found | {
+        "China, 16 x 16, colour": lambda: patches(load_sample_image("china.jpg"), 16, 2000, 300),
+        "China, 32 x 32, colour": lambda: patches(load_sample_image("china.jpg"), 32, 1000, 200),
+        "flower, 80 x 80, colour": lambda: patches(load_sample_image("flower.jpg"), 80, 400, 100),
+    }
+
+
+def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
+    """Models of the training rows by name."""
+    num_rows, num_features = train.shape
+    sweeps = {"num_warmup": 20, "num_samples": 20} if quick else {}
+    ranks = [rank for rank in (5, 10, 20, 40, 80, 160, 320) if rank < min(0.7 * num_rows, num_features)]
+    shapes = [(k, d) for k, d in ((2, 40), (4, 40), (8, 20), (16, 10)) if num_rows > 20 * k and num_features > 2 * d]
+    fits = [partial(low_rank_mixture, num_components=k, rank=d, seed=0, noise_per_feature=False) for k, d in shapes]
+    found: dict[str, Callable[[], Any]] = {
+        "GEODE": lambda: geode_jax.fit(jax.random.key(0), train, sampler=geode_jax.SamplerSettings(**sweeps)),
+        "probabilistic PCA": lambda: principal_normal(train, ranks, 0),
+        "KNNImputer": lambda: nearest_rows(train, (1, 3, 5, 10, 20), 0),
+    }
+    if num_features <= LARGEST_DENSE:
+        found["Gaussian, Ledoit-Wolf"] = lambda: shrunk_gaussian(train)
+        if fits:
+            found["mixture of probabilistic PCA"] = lambda: best_on_held_out(train, fits, 0)
+    return found
+
+
+def measure(make: Callable[[], Any], test: np.ndarray) -> dict[str, Any]:
+    hidden = np.random.default_rng(1).random(test.shape) < 0.5
+    masked = np.where(hidden, np.nan, test)
+    times: dict[str, float] = {}
+    row: dict[str, Any] = {}
+    with threadpool_limits(2), timed(times, "fit_seconds"):
+        model = make()
+    with threadpool_limits(2), timed(times, "impute_seconds"):
+        if isinstance(model, geode_jax.Posterior):
+            filled, lower, upper = geode_jax.impute(model, masked, interval=0.95)
+        elif hasattr(model, "impute"):
+            filled, lower, upper = model.impute(masked, 0.95)
+        else:
+            filled, lower, upper = model.transform(masked), None, None
+    row["mae"] = float(np.abs(filled - test)[hidden].mean())
+    if lower is not None:
+        row["coverage95"] = float(np.mean(((lower <= test) & (test <= upper))[hidden]))
+        row["width95"] = float((upper - lower)[hidden].mean())
+        is_ours = isinstance(model, geode_jax.Posterior)
+        density = geode_jax.log_density(model, test) if is_ours else model.log_density(test)
+        row["nats_per_feature"] = float(np.mean(density) / test.shape[1])
+    return row | {name: round(value, 1) for name, value in times.items()}
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs wrote")
+    options = parser.parse_args(arguments)
+    rows = [] if options.quick or options.fresh else earlier_rows("real_data", {})
+    done = {(row["data"], row["method"]) for row in rows}
+    for name, load in data_sets(options.quick).items():
+        train, test = load()
+        for method, make in methods(train, options.quick).items():
+            if (name, method) in done:
+                continue
+            about = {"data": name, "method": method, "rows": len(train), "features": train.shape[1]}
+            rows.append(about | measure(make, test))
+            print(rows[-1], flush=True)
+            if not options.quick:
+                write_result("real_data", {}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
