@@ -425,7 +425,7 @@ def _dimension() -> list[str]:
                 cells = (
                     ["", f"{row['probability_of_truth']:.3f}", f"{row['coverage95']:.1%}"]
                     if is_ours
-                    else [f"{row['whole']:.1f}", "", ""]
+                    else ["none" if row["whole"] is None else f"{row['whole']:.1f}", "", ""]
                 )
                 name = f"**{row['method']}**" if is_ours else row["method"]
                 right, seconds = f"{row['right']:.1%}", f"{row['seconds']:.0f}"

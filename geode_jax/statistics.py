@@ -5,6 +5,8 @@
 E is the norm of the residual itself, not a difference of norms, so that float32 loses nothing (design, section 1).
 """
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -107,9 +109,20 @@ def cross_fitted_statistics(
         dictionary = eqx.tree_at(lambda it: (it.centres, it.bases), tree_dictionary, (centres[fold], bases[fold]))
         padded = jnp.resize(rows, (longest,))  # repeats the fold's own rows: the same values are written twice
         found = statistics_of(dictionary, x[padded])
-        residual = residual.at[:, padded].set(found.residual)
-        squared = squared.at[:, padded].set(found.squared)
+        residual, squared = _placed(residual, squared, found.residual, found.squared, padded)
     return Statistics(residual, squared, jnp.asarray(x.shape[0], jnp.int32))
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1))
+def _placed(
+    residual: Float[Array, "K n"],
+    squared: Float[Array, "K n d"],
+    more_residual: Float[Array, "K m"],
+    more_squared: Float[Array, "K m d"],
+    place: Int[Array, "m"],
+) -> tuple[Array, Array]:
+    """The first two with the others in their places, written where they lie: no array is larger than the statistics."""
+    return residual.at[:, place].set(more_residual), squared.at[:, place].set(more_squared)
 
 
 def observed_statistics_of(

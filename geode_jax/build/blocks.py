@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-BLOCK_NUMBERS = 2**20
+BLOCK_NUMBERS = 2**18
 
 
 def slices(length: int, width: int) -> Iterator[slice]:
