@@ -1,4 +1,7 @@
-"""python -m benchmarks list | run NAME [--quick] [...]: every experiment by its name."""
+"""python -m benchmarks list | run NAME [--quick] [...]: every experiment by its name.
+
+What a full run takes goes to results/suite.json.
+"""
 
 import argparse
 import importlib
@@ -7,6 +10,7 @@ import sys
 import time
 
 import benchmarks
+from benchmarks.common import earlier_rows, write_result
 
 NOT_EXPERIMENTS = {"__main__", "common", "figures", "flow", "readme", "rivals"}
 
@@ -34,7 +38,12 @@ def main(arguments: list[str] | None = None) -> None:
     for name in experiments() if options.name == "all" else [options.name]:
         start = time.perf_counter()
         importlib.import_module(f"benchmarks.{name}").main([*rest, *(["--quick"] if options.quick else [])])
-        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+        seconds = time.perf_counter() - start
+        print(f"{name}: {seconds:.0f} s", file=sys.stderr)
+        if not rest and not options.quick:
+            others = [row for row in earlier_rows("suite", {}) if row["experiment"] != name]
+            row = {"experiment": name, "seconds": round(seconds), "date": time.strftime("%Y-%m-%d")}
+            write_result("suite", {}, sorted([*others, row], key=lambda row: row["experiment"]))
 
 
 if __name__ == "__main__":

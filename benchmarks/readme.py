@@ -356,6 +356,42 @@ def _memory() -> list[str]:
     return lines + _table(["rows x D", "depth", "data, MiB", "peak over data", "kept over data", "seconds"], rows)
 
 
+def _thinning() -> list[str]:
+    record = _load("thinning")
+    every = record["rows"][0]["all draws"]
+    lines = [
+        f"**How many draws a prediction needs**, `{record['command']}`: error by averaging over fewer than all {every}"
+        " draws per tree, root mean square over the rows (nats), or over the hidden half of their features (in standard"
+        " deviations of what is hidden, against the most draws here). By default 200 and 16:",
+        "",
+    ]
+    rows = [
+        [
+            {"digits": "digits", "faces": "Frey faces"}[row["data"]],
+            row["of"],
+            str(row["draws"]),
+            f"{row['rms']:.3f}",
+            f"{row['mae']:.3f}" if "mae" in row else "",
+            f"{row['ms per row']:.1f}",
+        ]
+        for row in record["rows"]
+    ]
+    return lines + _table(["data", "of", "draws per tree", "error", "mean abs. error", "milliseconds per row"], rows)
+
+
+def _suite() -> list[str]:
+    if not (RESULTS / "suite.json").exists():
+        return []
+    record = _load("suite")
+    rows = [[row["experiment"], f"{row['seconds']:,}", row["date"]] for row in record["rows"]]
+    total = sum(row["seconds"] for row in record["rows"])
+    text = (
+        "**What the suite takes**: full runs by `python -m benchmarks run NAME`, those that have been timed,"
+        f" {total / 3600:.1f} hours in all."
+    )
+    return ["", text, "", *_table(["experiment", "seconds", "date"], rows)]
+
+
 def _real_data() -> list[str]:
     record = _load("real_data")
     lines = [
@@ -778,6 +814,8 @@ def render_details() -> str:
         "",
         *_scaling(),
         "",
+        *_thinning(),
+        "",
         *_memory(),
         "",
         *_stage_one("digits", "digits"),
@@ -803,6 +841,7 @@ def render_details() -> str:
         _speed_of_draws(),
         "",
         *_mixing(),
+        *_suite(),
         "",
         f"Measured on {_machine(_load('proofs'))}.",
         "",
