@@ -21,6 +21,7 @@ import numpy as np
 
 import geode_jax
 from benchmarks.common import earlier_rows, load_mnist, timed, write_result
+from benchmarks.tables import load, table
 
 NUM_TRAIN, NUM_HELD_OUT = 10_000, 2000
 NUM_SWEEPS = 100  # of warm-up, and as many that are kept
@@ -134,6 +135,65 @@ def more_and_more(sizes: list[int], depth: int, quick: bool, done: list[dict[str
             "peak GiB": peak_gibibytes(),
             **times,
         }
+
+
+def tables() -> list[str]:
+    record = load("candidates")
+    settings = record["settings"]
+    fewer = [row for row in record["rows"] if row["data"] == "MNIST"]
+    more = [row for row in record["rows"] if row["data"] == "curved"]
+    lines = [
+        "**Candidate nodes**, `python -m benchmarks.candidates`. The same two trees of depth 7 with fewer and fewer"
+        f" candidates per row ({settings['train']} MNIST images, {settings['held_out']} held out;"
+        f" {settings['sweeps']} sweeps; timed on one core beside other work):",
+        "",
+    ]
+    rows = [
+        [
+            "all 255" if row["candidates"] == fewer[0]["candidates"] else str(row["candidates"]),
+            f"{row['nats']:.1f}",
+            f"{row['gain']:+.1f} ± {row['standard error']:.1f}" if row["gain"] else "",
+            f"{row['lost mass']:.2%}",
+            f"{row['statistics MiB']:.0f}",
+            f"{row['stage one seconds']:.0f}",
+            f"{row['sampler seconds']:.0f}",
+        ]
+        for row in fewer
+    ]
+    head = [
+        "candidates",
+        "held-out nats",
+        "gain over all",
+        "lost mass",
+        "statistics, MiB",
+        "stage one, s",
+        "sampler, s",
+    ]
+    lines += table(head, rows)
+    lines += [
+        "",
+        f"Rows near a curved set of 5 dimensions in 100, one tree, rank 20, {more[0]['candidates']} candidates,"
+        f" {settings['sweeps']} sweeps. Peak memory is the process's, the data's own and JAX's included, and for the"
+        " first row that of the images before it:",
+        "",
+    ]
+    rows = [
+        [
+            f"{row['rows']:,}",
+            str(row["depth"]),
+            f"{row['nats']:.1f}",
+            f"{row['one Gaussian']:.1f}",
+            f"{row['lost mass']:.3%}",
+            f"{row['stage one seconds']:.0f}",
+            f"{row['sweep ms']:.0f}",
+            f"{row['sampler seconds']:.0f}",
+            f"{row['data MiB']:.0f}",
+            f"{row['peak GiB']:.1f}",
+        ]
+        for row in more
+    ]
+    head = ["rows", "depth", "held-out nats", "one Gaussian", "lost mass", "stage one, s", "sweep, ms", "sampler, s"]
+    return lines + table([*head, "data, MiB", "peak, GiB"], rows)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from benchmarks.common import ROOT, write_result
 from benchmarks.sweep import synthetic_problem
+from benchmarks.tables import load, table
 from geode_jax.gibbs.run import _Run
 from geode_jax.settings import SamplerSettings
 
@@ -52,6 +53,27 @@ def in_own_process(size: tuple[int, int, int], axes: dict[str, int], segment_len
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
+
+
+def tables() -> list[str]:
+    record = load("devices")
+    settings = record["settings"]
+    lines = [
+        f"**Two devices against one**, {settings['trees']} trees of {settings['chains']} chains; a device is a core"
+        " with one thread, and both share one bus to the memory, which alone limits the larger problem,"
+        f" `{record['command']}`:",
+        "",
+    ]
+    rows = [
+        [
+            f"{row['rows']} x {row['nodes']} x {row['rank']}",
+            row["devices"],
+            f"{row['sweep ms']:.1f}",
+            f"{row['speed']:.2f}",
+        ]
+        for row in record["rows"]
+    ]
+    return lines + table(["rows x nodes x rank", "devices", "a sweep, ms", "speed, one device being 1"], rows)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ import numpy as np
 
 import geode_jax
 from benchmarks.common import earlier_rows, is_installed, write_result
+from benchmarks.tables import load, table
 
 # Classes of skdim.id: linear, by nearest neighbours' distances, and by how well rows separate.
 RIVALS = {
@@ -83,6 +84,33 @@ def measure_rival(name: str, x: np.ndarray, truth: np.ndarray, num_neighbors: in
         "whole": whole if np.isfinite(whole) else None,  # some find none where rows are too few for the dimension
         "seconds": round(seconds, 1),
     }
+
+
+def tables() -> list[str]:
+    record = load("dimension")
+    lines = [
+        f"**Intrinsic dimension** where it is known, `{record['command']}`: rows whose posterior mode is the truth, the"
+        " mean posterior probability of the truth, and the coverage of 95% intervals of the hidden half of new rows."
+        " Estimators of scikit-dimension have one number for all rows, and one for each from its 100 nearest"
+        " neighbours, of which those that round to the truth are right.",
+        "",
+    ]
+    rows = []
+    order = dict.fromkeys((row["data"], row["dimension"], row["features"]) for row in record["rows"])
+    for data, dimension, features in order:
+        for row in record["rows"]:
+            if (row["data"], row["dimension"], row["features"]) == (data, dimension, features):
+                is_ours = row["method"] == "GEODE"
+                cells = (
+                    ["", f"{row['probability_of_truth']:.3f}", f"{row['coverage95']:.1%}"]
+                    if is_ours
+                    else ["none" if row["whole"] is None else f"{row['whole']:.1f}", "", ""]
+                )
+                name = f"**{row['method']}**" if is_ours else row["method"]
+                right, seconds = f"{row['right']:.1%}", f"{row['seconds']:.0f}"
+                rows.append([data, dimension, str(features), name, right, *cells, seconds])
+    head = ["data", "truth", "D", "method", "right", "for all rows", "probability of the truth", "coverage of 95%"]
+    return lines + table([*head, "seconds"], rows)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

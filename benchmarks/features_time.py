@@ -16,6 +16,7 @@ import numpy as np
 import geode_jax
 from benchmarks.common import write_result
 from benchmarks.dimension import linear_rows
+from benchmarks.tables import load, table
 
 NUM_ROWS, DIMENSION = 600, 5
 FEATURES = (1000, 2000, 4000, 8000, 16_000)
@@ -30,6 +31,23 @@ def stages(x: np.ndarray, dictionary: geode_jax.DictionarySettings, sampler: geo
         between = time.perf_counter()
         geode_jax.sample_posterior(jax.random.key(1), forest, sampler=sampler)
     return [between - start, time.perf_counter() - between]
+
+
+def tables() -> list[str]:
+    record = load("features_time")
+    settings = record["settings"]
+    lines = [
+        f"**Each stage against the number of features** (the paper's figure 1; {settings['rows']} rows, one tree, 500 +"
+        f" 500 sweeps, nothing compiled), `{record['command']}`, drawn by `python -m benchmarks.figures`:",
+        "",
+        "![Seconds of each stage against D](../notebooks/features_time.png)",
+        "",
+    ]
+    rows = [
+        [row["method"], str(row["features"]), f"{row['stage_one_s']:.1f}", f"{row['stage_two_s']:.1f}"]
+        for row in sorted(record["rows"], key=lambda row: row["method"])
+    ]
+    return lines + table(["method", "D", "stage one, s", "stage two, s"], rows)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ import numpy as np
 import geode_jax
 from benchmarks.candidates import curved_rows
 from benchmarks.common import timed, write_result
+from benchmarks.tables import load, table
 
 SHAPES = ((60_000, 784), (600, 15_000), (1_000_000, 100))
 
@@ -73,6 +74,28 @@ def measure(num_rows: int, num_features: int, settings: geode_jax.DictionarySett
         "kept over data": sum(leaf.nbytes for leaf in kept) / x.nbytes,
         **times,
     }
+
+
+def tables() -> list[str]:
+    record = load("memory")
+    lines = [
+        f"**Memory of stage one**, `{record['command']}`: memory-mapped float32 rows near a curved set of 5 dimensions,"
+        f" one tree, rank 20. Peak of all memory that the process takes for itself, above what it had before, over"
+        " the size of the data; and what it hands to the sampler:",
+        "",
+    ]
+    rows = [
+        [
+            f"{row['rows']:,} x {row['features']:,}",
+            str(row["depth"]),
+            f"{row['data MiB']:.0f}",
+            f"{row['peak over data']:.2f}",
+            f"{row['kept over data']:.2f}",
+            f"{row['seconds']:.0f}",
+        ]
+        for row in record["rows"]
+    ]
+    return lines + table(["rows x D", "depth", "data, MiB", "peak over data", "kept over data", "seconds"], rows)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

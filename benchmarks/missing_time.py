@@ -17,6 +17,7 @@ import numpy as np
 
 import geode_jax
 from benchmarks.common import timed, write_result
+from benchmarks.tables import load
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
 
@@ -80,6 +81,26 @@ def brute_milliseconds(forest: Any, num_features: int, share: float) -> float:
         jax.block_until_ready(_brute_force(jax.random.key(number), centre, basis, x, mask))
         taken.append(time.perf_counter() - start)
     return 1000 * float(np.median(taken[1:]))
+
+
+def tables() -> list[str]:
+    record = load("missing_time")
+    settings = record["settings"]
+    lines = [
+        f"**A sweep does not know D**, `{record['command']}`: {settings['rows']} rows, none complete, one tree of depth"
+        f" 2, rank {settings['rank']}, four candidate nodes per row; median of {settings['sweeps']} sweeps. Beside it"
+        " the D-sized work that drawing the missing features would add at a single node.",
+        "",
+        "| D | missing | a sweep, ms | drawing and reducing in R^D, ms | matrices, MiB | stage one, s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        lines.append(
+            f"| {row['features']} | {row['missing']:.0%} | {row['sweep_milliseconds']:.1f}"
+            f" | {row['brute_milliseconds']:.1f} | {row['partial_rows_mebibytes']:.1f}"
+            f" | {row['stage_one_seconds']:.1f} |"
+        )
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ import geode_jax
 from benchmarks.candidates import curved_rows
 from benchmarks.common import write_result
 from benchmarks.sweep import sweep_seconds, synthetic_problem
+from benchmarks.tables import load, table
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.chain import Draw, initial_chain
 from geode_jax.predict.density import log_density_by_tree
@@ -129,6 +130,30 @@ def expected_slope(part: str, name: str, values: tuple[int, ...], sizes: dict[st
         return 1.0
     counts = [density_flops({**sizes, name: value}) for value in values]
     return float(np.polyfit(np.log(values), np.log(counts), 1)[0])
+
+
+def tables() -> list[str]:
+    record = load("scaling")
+    sizes = {
+        part: ", ".join(f"{name} = {size}" for name, size in base.items()) for part, base in record["settings"].items()
+    }
+    lines = [
+        f"**What each cost grows with**, `{record['command']}`: slopes of time on log-log axes, beside those of the"
+        " operations that the theory counts (a sweep should read n K d numbers, a log density take"
+        " n K (4 D d + 2 d T) operations; stage one, one tree of depth 4, has no single theory). A log density's time"
+        " is also given over its floor, as many operations in one large product, timed in the same run. What does not"
+        f" vary: {'; '.join(f'{part}: {text}' for part, text in sizes.items())}. On one core:",
+        "",
+    ]
+    rows = []
+    for row in record["rows"]:
+        seconds = ", ".join(f"{1000 * value:.0f}" for value in row["seconds"])
+        floor = ", ".join(f"{value:.1f}" for value in row.get("over its floor", []))
+        expected = "" if row["expected"] is None else f"{row['expected']:.2f}"
+        values = ", ".join(f"{value:,}".replace(",", " ") for value in row["values"])
+        rows.append([row["part"], row["varied"], values, seconds, f"{row['slope']:.2f}", expected, floor])
+    head = ["part", "varied", "values", "milliseconds", "slope", "of the theory", "over its floor"]
+    return lines + table(head, rows)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.common import write_result
+from benchmarks.tables import load
 from geode_jax._typing import Array
 from geode_jax.gibbs import allocation, noise, rank, scales, shrinkage, weights
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
@@ -122,6 +123,23 @@ def sweep_seconds(chain: Chain, problem: Problem, repeats: int) -> float:
         jax.block_until_ready(run(chain, problem))
         best = min(best, (time.perf_counter() - start) / repeats)
     return best
+
+
+def tables() -> list[str]:
+    record = load("sweep")
+    rows = record["rows"]
+    columns = [name for name in rows[0] if name.endswith(" ms")]
+    lines = [
+        "**A sweep against its floor**, reading the squared coordinates once (float32, one tree, one chain;"
+        f" milliseconds), `{record['command']}`:",
+        "",
+        f"| rows x nodes x rank | {' | '.join(name.removesuffix(' ms') for name in columns)} | sweep over floor |",
+        "|---|" + "---|" * (len(columns) + 1),
+    ]
+    for row in rows:
+        values = " | ".join(f"{row[name]:.2f}" for name in columns)
+        lines.append(f"| {row['rows']} x {row['nodes']} x {row['rank']} | {values} | **{row['ratio']:.2f}** |")
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 
 import geode_jax
 from benchmarks.common import coverage, write_result
+from benchmarks.tables import load, mean_of
 from geode_jax.demo.baselines import fit_probabilistic_pca
 
 NUM_FEATURES, NOISE = 200, 0.1
@@ -89,6 +90,29 @@ def ours(train: np.ndarray, test: np.ndarray, seed: int, name: str, quick: bool)
         "dimension": posterior.intrinsic_dimension,
         "span": None if span is None else span.rank,
     }
+
+
+def tables() -> list[str]:
+    record = load("swiss_roll")
+    lines = [
+        f"**Swiss roll** in D = 200, five splits, held-out nats, `{record['command']}`: flat in three of the"
+        " dimensions, and bent through all of them.",
+        "",
+        "| | flat | bent | coverage of 95%, flat | bent | seconds to fit |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = record["rows"]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = {shape: [r for r in rows if r["method"] == method and r["shape"] == shape] for shape in ("flat", "bent")}
+        nats = [f"{mean_of(own[shape], method, 'nats'):.2f}" if own[shape] else "" for shape in ("flat", "bent")]
+        covered = [
+            f"{mean_of(own[shape], method, 'coverage95'):.1%}" if own[shape] and "coverage95" in own[shape][0] else ""
+            for shape in ("flat", "bent")
+        ]
+        bold = "**" if method == "default" else ""
+        seconds = "" if method == "oracle" else f"{np.median([row['seconds'] for row in own['flat']]):.1f}"
+        lines.append(f"| {bold}{method}{bold} | {' | '.join([*nats, *covered, seconds])} |")
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -15,9 +15,30 @@ import numpy as np
 
 import geode_jax
 from benchmarks.common import load_mnist, write_result
+from benchmarks.tables import load, table
 
 NUM_TRAIN, NUM_HELD_OUT = 10_000, 2000
 TREE_ROWS = (10_000, 5000, 2000, 1000)
+
+
+def tables() -> list[str]:
+    record = load("tree_rows")
+    settings = record["settings"]
+    lines = [
+        f"**Trees from a part of the rows**, the others routed ({settings['train']} MNIST images,"
+        f" {settings['held_out']} held out, two trees of depth 6; timed beside other work), `{record['command']}`:",
+        "",
+    ]
+    rows = [
+        [
+            str(row["tree_rows"]),
+            f"{row['nats']:.1f}",
+            f"{row['gain']:+.1f} ± {row['standard_error']:.1f}" if row["gain"] else "",
+            f"{row['seconds']:.0f}",
+        ]
+        for row in record["rows"]
+    ]
+    return lines + table(["rows of a tree", "held-out nats", "gain over all", "seconds to fit"], rows)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.common import write_result
+from benchmarks.tables import load
 from geode_jax._typing import precision_of
 from geode_jax.math.truncated import log_truncated_gamma
 
@@ -29,6 +30,18 @@ def _seconds(function, *arguments) -> float:
         jax.block_until_ready(function(*arguments))
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+def tables() -> list[str]:
+    record = load("truncated_gamma")
+    parts = []
+    for dtype in ("float32", "float64"):
+        ratios = [row["ratio"] for row in record["rows"] if row["dtype"] == dtype]
+        parts.append(f"{np.median(ratios):.1f} in {dtype} (at most {max(ratios):.1f})")
+    return [
+        f"A truncated gamma draw costs, of the time of `jax.random.gamma`, {' and '.join(parts)}, over the whole range"
+        f" of shapes and rates (`{record['command']}`)."
+    ]
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from benchmarks.common import write_result
+from benchmarks.tables import load, table
 from geode_jax._typing import Array, KeyArray
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.allocation import node_scores
@@ -71,6 +72,27 @@ def distances(key: KeyArray, prior: Prior, depth: int, rank: int, num_rows: int)
         distance(eqx.tree_at(lambda it: it.is_active, state, available & (place < kept))) for kept in range(rank)
     ]
     return jnp.stack(by_depth), jnp.stack(by_rank)
+
+
+def tables() -> list[str]:
+    record = load("truncation")
+    settings = record["settings"]
+    lines = [
+        "**What a finite tree and finite ranks lose, a priori** (the paper's two theorems): expected total variation"
+        f" distance between a density from the prior and the same cut off, {settings['draws']} densities; bound by"
+        f" `geode_jax.truncation`, `{record['command']}`:",
+        "",
+    ]
+    rows = [
+        [
+            row["prior"],
+            f"{row['cut']} {row['at']}",
+            f"{row['bound']:.1e}",
+            f"{row['measured']:.1e} ± {row['standard_error']:.0e}",
+        ]
+        for row in record["rows"]
+    ]
+    return lines + table(["prior", "cut at", "bound", "measured"], rows)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
