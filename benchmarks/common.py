@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from joblib import cpu_count
+from threadpoolctl import threadpool_limits
 
 import geode_jax
 
@@ -58,6 +60,11 @@ def is_installed(package: str) -> bool:
     if not found:
         print(f"{package} is not installed: left out")
     return found
+
+
+def blas_on_all_cores() -> threadpool_limits:
+    """A context in which BLAS has a thread for every core that the process may use: more would wait for each other."""
+    return threadpool_limits(cpu_count())
 
 
 def coverage(posterior: geode_jax.Posterior, test: np.ndarray) -> float:

@@ -20,10 +20,9 @@ import jax
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KernelDensity
-from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import coverage, earlier_rows, is_installed, write_result
+from benchmarks.common import blas_on_all_cores, coverage, earlier_rows, is_installed, write_result
 from benchmarks.flow import SplineFlow
 from benchmarks.rivals import (
     bayesian_mixture,
@@ -137,7 +136,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             if is_done(name, split):
                 continue
             start = time.perf_counter()
-            with threadpool_limits(2):
+            with blas_on_all_cores():
                 model = fit(train)
                 seconds = time.perf_counter() - start
                 density = model.score_samples(test) if isinstance(model, KernelDensity) else model.log_density(test)

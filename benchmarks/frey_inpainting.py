@@ -14,10 +14,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import earlier_rows, load_frey, timed, write_result
+from benchmarks.common import blas_on_all_cores, earlier_rows, load_frey, timed, write_result
 from benchmarks.rivals import (
     PixelProcess,
     RowProcess,
@@ -101,7 +100,7 @@ def measure_rival(name: str, frames: np.ndarray, seed: int, num_test: int, quick
     truth = test[hidden]
     times: dict[str, float] = {}
     row: dict[str, Any] = {"method": name, "seed": seed}
-    with threadpool_limits(2):
+    with blas_on_all_cores():
         with timed(times, "fit_seconds"):
             model = rivals(train, quick)[name]()
         with timed(times, "impute_seconds"):

@@ -15,10 +15,9 @@ import jax
 import numpy as np
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401  (makes the next import possible)
 from sklearn.impute import IterativeImputer, KNNImputer, SimpleImputer
-from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import ROOT, load_frey, timed, write_result
+from benchmarks.common import ROOT, blas_on_all_cores, load_frey, timed, write_result
 from benchmarks.frey_inpainting import split
 from benchmarks.tables import load
 from geode_jax.build.fill import fill_low_rank
@@ -182,7 +181,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         competitors = rivals(hidden, masked)
         for name in list(competitors)[: 3 if options.quick else None]:
             seconds: dict[str, float] = {}
-            with timed(seconds, "seconds"), threadpool_limits(2):
+            with timed(seconds, "seconds"), blas_on_all_cores():
                 completed = competitors[name]()
             report({"method": name, "missing": RIVALS_AT, "seed": seed, **score(completed, test, masked), **seconds})
     if not options.quick:

@@ -20,10 +20,9 @@ from scipy import ndimage, special
 from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import KNeighborsClassifier
-from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import RESULTS, find_data, write_result
+from benchmarks.common import RESULTS, blas_on_all_cores, find_data, write_result
 from benchmarks.tables import load, table
 
 # What was tried with --validate; the first is the one that was chosen.
@@ -217,7 +216,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         published |= {"depth": 4, "shrinkage": geode_jax.PublishedShrinkage(), "calibrate": False, "vote": True}
         if not options.quick:
             record("published form, votes", geode(**published), with_missing=False)
-    with threadpool_limits(2):
+    with blas_on_all_cores():
         num_components = 2 if options.quick else 60
         record("mixture of 60 per class, PCA 50", lambda: mixtures(train, labels, num_components), with_missing=False)
         record("3 nearest neighbours, PCA 50", lambda: neighbours(train, labels), with_missing=False)

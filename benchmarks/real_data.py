@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from sklearn.datasets import load_sample_image
-from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import earlier_rows, is_installed, timed, write_result
+from benchmarks.common import blas_on_all_cores, earlier_rows, is_installed, timed, write_result
 from benchmarks.rivals import best_on_held_out, low_rank_mixture, nearest_rows, principal_normal, shrunk_gaussian
 from benchmarks.tables import load, table
 
@@ -100,9 +99,9 @@ def measure(make: Callable[[], Any], test: np.ndarray) -> dict[str, Any]:
     masked = np.where(hidden, np.nan, test)
     times: dict[str, float] = {}
     row: dict[str, Any] = {}
-    with threadpool_limits(2), timed(times, "fit_seconds"):
+    with blas_on_all_cores(), timed(times, "fit_seconds"):
         model = make()
-    with threadpool_limits(2), timed(times, "impute_seconds"):
+    with blas_on_all_cores(), timed(times, "impute_seconds"):
         if isinstance(model, geode_jax.Posterior):
             filled, lower, upper = geode_jax.impute(model, masked, interval=0.95)
         elif hasattr(model, "impute"):

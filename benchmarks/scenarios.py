@@ -29,10 +29,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import ElasticNetCV, LinearRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import earlier_rows, write_result
+from benchmarks.common import blas_on_all_cores, earlier_rows, write_result
 from benchmarks.tables import load, table
 
 NUM_TRAIN, NUM_NEW = 500, 100
@@ -195,7 +194,7 @@ def measure(
         record(method, start, model.predict(new), coverage95=covered)
     means = np.nanmean(x, axis=0)
     filled, has_response = np.where(np.isnan(x), means, x), ~np.isnan(y)
-    with threadpool_limits(2), warnings.catch_warnings():
+    with blas_on_all_cores(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         for name, make in RIVALS.items():
             start = time.perf_counter()
