@@ -183,8 +183,8 @@ def render_details() -> str:
         "One script per question: `python -m benchmarks list` names them, and `python -m benchmarks run NAME"
         " [--quick]` runs one, from the root of the checkout. `--quick` is a tiny size that the tests run. Results go"
         " to `results/NAME.json` with versions, machine and settings; `python -m benchmarks.readme` writes the tables"
-        " of the README and this page. Frey faces are not ours to redistribute: name their folder with `--data` or"
-        " `GEODE_JAX_DATA`.",
+        " of the README and this page. Frey faces and MNIST are not ours to redistribute: name their folder with"
+        " `--data` or `GEODE_JAX_DATA`. `pip install '.[rivals]'` brings what some experiments measure beside ours.",
         "",
         *(line for experiment in EXPERIMENTS for line in (*experiment.tables(), "")),
         _PARABOLA,

@@ -8,15 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._checks import check_data, check_instance, check_integer
-from geode_jax._typing import ArrayLike
+from geode_jax._typing import ArrayLike, precision_of
 from geode_jax.build.standardise import to_model
 from geode_jax.gibbs.chain import Draw
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior import Posterior
 from geode_jax.predict.partial import bytes_per_row, log_density_partial
 
-# Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density is far below
-# its posterior spread. Every draw of a partial row costs a Cholesky factor per candidate node.
+# Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density, or of what is
+# hidden in it, is far below the spread (`python -m benchmarks.thinning`). Every draw of a partial row costs a Cholesky
+# factor per candidate node.
 DENSITY_DRAWS = 200
 PARTIAL_DRAWS = 16
 CANDIDATES = 6
@@ -36,11 +37,14 @@ def check_candidates(posterior: Posterior, num_candidates: int | None) -> int:
     return min(wanted, posterior.dictionary.tree.num_nodes)
 
 
-def thinned(posterior: Posterior, num_draws: int | None, default: int | None) -> Draw:
+def check_draws(num_draws: int | None, default: int | None) -> int | None:
+    """Draws per tree; None is all of them."""
+    return default if num_draws is None else check_integer(num_draws, "num_draws", 1)
+
+
+def thinned(posterior: Posterior, num_draws: int | None) -> Draw:
     """Thinned draws on the device, moved there once."""
-    if num_draws is not None:
-        check_integer(num_draws, "num_draws", 1)
-    return jax.tree.map(jnp.asarray, posterior.thin(default if num_draws is None else num_draws))
+    return jax.tree.map(jnp.asarray, posterior.thin(num_draws))
 
 
 def partial_rows(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -80,6 +84,31 @@ def map_partial_rows(
         )
     order = np.argsort(np.concatenate(index))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
+
+
+def map_rows(
+    posterior: Posterior,
+    data: np.ndarray,
+    num_draws: tuple[int | None, int | None],
+    of_complete: Callable[[Draw, np.ndarray], np.ndarray],
+    of_partial: Callable[[Draw, np.ndarray, np.ndarray], np.ndarray],
+) -> np.ndarray:
+    """Results (n, ...) of rows in the data's units: of complete ones and of partial ones, each in their own way.
+
+    `of_complete` gets thinned draws and model coordinates, `of_partial` the mask of observed entries besides;
+    `num_draws` are the draws for each.
+    """
+    is_partial = np.isnan(data).any(axis=1)
+    index, parts = [], []
+    with precision_of(posterior.dtype):
+        if not is_partial.all():
+            index.append(np.flatnonzero(~is_partial))
+            x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
+            parts.append(of_complete(thinned(posterior, num_draws[0]), x))
+        if is_partial.any():
+            index.append(np.flatnonzero(is_partial))
+            parts.append(of_partial(thinned(posterior, num_draws[1]), *partial_rows(posterior, data[is_partial])))
+    return np.concatenate(parts, dtype=np.float64)[np.argsort(np.concatenate(index))]
 
 
 def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int) -> int:

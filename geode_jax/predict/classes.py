@@ -91,7 +91,7 @@ def _complete(posterior: ClassPosterior, x: np.ndarray, num_draws: int) -> np.nd
         x = posterior.reduction.coordinates(x)
     found = []
     for member in posterior.members:
-        draws = thinned(member, num_draws, None)
+        draws = thinned(member, num_draws)
         by_draw = map_row_blocks(
             lambda rows, member=member, draws=draws: jnp.swapaxes(log_densities(member.dictionary, draws, rows), 0, 1),
             x,
@@ -119,7 +119,7 @@ def _partial(
             bytes_per_row=x.itemsize * (4 * x.shape[1] + 4 * rank * rank),
         )
     for member in posterior.members:
-        draws = thinned(member, num_draws, None)
+        draws = thinned(member, num_draws)
         width = min(num_candidates, member.dictionary.tree.num_nodes)
         if shown is not None:
             leaves, treedef = jax.tree.flatten(shown)

@@ -14,6 +14,7 @@ from geode_jax.posterior import Posterior
 from geode_jax.predict.boundary import (
     PARTIAL_DRAWS,
     check_candidates,
+    check_draws,
     check_rows,
     map_partial_rows,
     partial_log_density_by_tree,
@@ -109,7 +110,7 @@ class Conditional:
             return result
         posterior = self.posterior
         with precision_of(posterior.dtype):
-            draws = thinned(posterior, self.num_draws, PARTIAL_DRAWS)
+            draws = thinned(posterior, self.num_draws)
             x, is_observed = partial_rows(posterior, self.rows[partial])
             features = self._index()
             drawn = map_partial_rows(
@@ -152,7 +153,7 @@ class Conditional:
             return result
         posterior, missing = self.posterior, missing[partial]
         with precision_of(posterior.dtype):
-            draws = thinned(posterior, self.num_draws, PARTIAL_DRAWS)
+            draws = thinned(posterior, self.num_draws)
             x, is_observed = partial_rows(posterior, self.rows[partial])
             average, factor, _ = self._blocks(x, is_observed, ())
             at = (given[partial] - self._columns(posterior.shift)) / self._columns(posterior.scale)
@@ -209,7 +210,7 @@ class Conditional:
     def _blocks(
         self, x: np.ndarray, is_observed: np.ndarray, levels: tuple[float, ...] | None
     ) -> tuple[np.ndarray, ...]:
-        draws = thinned(self.posterior, self.num_draws, PARTIAL_DRAWS)
+        draws = thinned(self.posterior, self.num_draws)
         features = self._index()
         return map_partial_rows(
             lambda rows, seen: conditional_summary(
@@ -249,6 +250,5 @@ def condition(
     `num_candidates` best nodes per tree (None: 6). Nothing is computed before the result is asked.
     """
     posterior, data = check_rows(posterior, X)
-    if num_draws is not None:
-        check_integer(num_draws, "num_draws", 1)
+    num_draws = check_draws(num_draws, PARTIAL_DRAWS)
     return Conditional(posterior, data, num_draws, check_candidates(posterior, num_candidates))

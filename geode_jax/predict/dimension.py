@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from geode_jax._typing import Array, ArrayLike, Float, precision_of
-from geode_jax.build.standardise import to_model
+from geode_jax._typing import Array, ArrayLike, Float
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.chain import Draw
 from geode_jax.math.streaming import map_row_blocks
@@ -17,11 +16,11 @@ from geode_jax.predict.boundary import (
     DENSITY_DRAWS,
     PARTIAL_DRAWS,
     check_candidates,
+    check_draws,
     check_rows,
     map_partial_rows,
+    map_rows,
     partial_row_bytes,
-    partial_rows,
-    thinned,
 )
 from geode_jax.predict.density import density_row_bytes, node_probabilities
 from geode_jax.predict.partial import candidate_scores, find_candidates
@@ -39,31 +38,27 @@ def intrinsic_dimension(
     """
     posterior, data = check_rows(posterior, X)
     num_candidates = check_candidates(posterior, num_candidates)
-    is_partial = np.isnan(data).any(axis=1)
-    table = np.nan_to_num(posterior.node_dimension_probabilities)
-    result = np.empty((data.shape[0], table.shape[-1]))
-    with precision_of(posterior.dtype):
-        if not is_partial.all():
-            draws = thinned(posterior, num_draws, DENSITY_DRAWS)
-            x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
-            nodes = map_row_blocks(
-                lambda rows: jnp.swapaxes(node_probabilities(posterior.dictionary, draws, rows), 0, 1),
-                x,
-                bytes_per_row=density_row_bytes(draws, x),
-            )
-            result[~is_partial] = np.einsum("nfk,fkp->np", nodes, table)
-        if is_partial.any():
-            draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
-            x, is_observed = partial_rows(posterior, data[is_partial])
-            nodes = map_partial_rows(
-                lambda rows, seen: _node_probabilities_partial(
-                    posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
-                ),
-                x,
-                is_observed,
-                bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
-            )
-            result[is_partial] = np.einsum("nfk,fkp->np", nodes, table)
+
+    def of_complete(draws: Draw, x: np.ndarray) -> np.ndarray:
+        return map_row_blocks(
+            lambda rows: jnp.swapaxes(node_probabilities(posterior.dictionary, draws, rows), 0, 1),
+            x,
+            bytes_per_row=density_row_bytes(draws, x),
+        )
+
+    def of_partial(draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+        return map_partial_rows(
+            lambda rows, seen: _node_probabilities_partial(
+                posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
+            ),
+            x,
+            is_observed,
+            bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
+        )
+
+    counts = check_draws(num_draws, DENSITY_DRAWS), check_draws(num_draws, PARTIAL_DRAWS)
+    nodes = map_rows(posterior, data, counts, of_complete, of_partial)
+    result = np.einsum("nfk,fkp->np", nodes, np.nan_to_num(posterior.node_dimension_probabilities))
     return result / result.sum(axis=1, keepdims=True)
 
 

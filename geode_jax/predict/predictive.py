@@ -7,18 +7,19 @@ import numpy as np
 
 from geode_jax._checks import check_instance, check_integer, check_key, check_number
 from geode_jax._typing import ArrayLike, Float, KeyArray, precision_of
-from geode_jax.build.standardise import to_model
+from geode_jax.gibbs.chain import Draw
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior import Posterior
 from geode_jax.predict.boundary import (
     DENSITY_DRAWS,
     PARTIAL_DRAWS,
     check_candidates,
+    check_draws,
     check_rows,
     map_partial_rows,
+    map_rows,
     partial_log_density_by_tree,
     partial_row_bytes,
-    partial_rows,
     thinned,
     to_data,
 )
@@ -54,21 +55,17 @@ def log_density(
     """
     posterior, data = check_rows(posterior, X)
     num_candidates = check_candidates(posterior, num_candidates)
-    missing = np.isnan(data)
-    is_partial = missing.any(axis=1)
-    result = np.empty(data.shape[0])
-    with precision_of(posterior.dtype):
-        if not is_partial.all():
-            draws = thinned(posterior, num_draws, DENSITY_DRAWS)
-            x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
-            result[~is_partial] = log_density_complete(posterior.dictionary, draws, x) + posterior.log_jacobian
-        if is_partial.any():
-            draws = thinned(posterior, num_draws, PARTIAL_DRAWS)
-            x, is_observed = partial_rows(posterior, data[is_partial])
-            by_tree = partial_log_density_by_tree(posterior, draws, x, is_observed, num_candidates)
-            by_row = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])
-            result[is_partial] = by_row - is_observed @ np.log(posterior.scale)
-    return result
+
+    def of_complete(draws: Draw, x: np.ndarray) -> np.ndarray:
+        return log_density_complete(posterior.dictionary, draws, x) + posterior.log_jacobian
+
+    def of_partial(draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+        by_tree = partial_log_density_by_tree(posterior, draws, x, is_observed, num_candidates)
+        by_row = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])
+        return by_row - is_observed @ np.log(posterior.scale)
+
+    counts = check_draws(num_draws, DENSITY_DRAWS), check_draws(num_draws, PARTIAL_DRAWS)
+    return map_rows(posterior, data, counts, of_complete, of_partial)
 
 
 def log_density_draws(
@@ -86,31 +83,29 @@ def log_density_draws(
     """
     posterior, data = check_rows(posterior, X)
     num_candidates = check_candidates(posterior, num_candidates)
-    missing = np.isnan(data)
-    is_partial = missing.any(axis=1)
-    with precision_of(posterior.dtype):
-        draws = thinned(posterior, num_draws, None)
-        result = np.empty((data.shape[0], *draws.log_joint.shape))
-        if not is_partial.all():
-            x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
-            by_draw = map_row_blocks(
-                lambda rows: jnp.swapaxes(log_densities(posterior.dictionary, draws, rows), 0, 1),
-                x,
-                bytes_per_row=posterior.num_trees * density_row_bytes(draws, x),
-            )
-            result[~is_partial] = by_draw + posterior.log_jacobian
-        if is_partial.any():
-            x, is_observed = partial_rows(posterior, data[is_partial])
-            by_draw = map_partial_rows(
-                lambda rows, seen: log_densities_partial(
-                    posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
-                ),
-                x,
-                is_observed,
-                bytes_per_row=posterior.num_trees * partial_row_bytes(posterior, draws, num_candidates),
-            )
-            result[is_partial] = by_draw - (is_observed @ np.log(posterior.scale))[:, None, None]
-    by_chain = result.reshape(data.shape[0], posterior.num_trees, posterior.num_chains, -1)
+    num_draws = check_draws(num_draws, None)
+
+    def of_complete(draws: Draw, x: np.ndarray) -> np.ndarray:
+        by_draw = map_row_blocks(
+            lambda rows: jnp.swapaxes(log_densities(posterior.dictionary, draws, rows), 0, 1),
+            x,
+            bytes_per_row=posterior.num_trees * density_row_bytes(draws, x),
+        )
+        return by_draw + posterior.log_jacobian
+
+    def of_partial(draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+        by_draw = map_partial_rows(
+            lambda rows, seen: log_densities_partial(
+                posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
+            ),
+            x,
+            is_observed,
+            bytes_per_row=posterior.num_trees * partial_row_bytes(posterior, draws, num_candidates),
+        )
+        return by_draw - (is_observed @ np.log(posterior.scale))[:, None, None]
+
+    by_draw = map_rows(posterior, data, (num_draws, num_draws), of_complete, of_partial)
+    by_chain = by_draw.reshape(data.shape[0], posterior.num_trees, posterior.num_chains, -1)
     return np.moveaxis(by_chain, 0, 3)
 
 
@@ -120,7 +115,7 @@ def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[n
     check_instance(posterior, "posterior", Posterior)
     num_samples = check_integer(num_samples, "num_samples", 1)
     with precision_of(posterior.dtype):
-        draws = thinned(posterior, None, None)
+        draws = thinned(posterior, None)
         padded = 1 << (num_samples - 1).bit_length()  # few compiled sizes
         x = np.asarray(sample_rows(key, posterior.dictionary, draws, num_rows=padded))[:num_samples]
     return to_data(posterior, x)
