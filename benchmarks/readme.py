@@ -5,6 +5,7 @@ python -m benchmarks.readme [--check]
 
 import argparse
 import re
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,10 @@ def _suite() -> list[str]:
     return ["", text, "", *table(["experiment", "seconds", "date"], rows)]
 
 
+def _has_results(experiment: ModuleType) -> bool:
+    return any(RESULTS.glob(f"{experiment.__name__.rpartition('.')[2]}*.json"))
+
+
 def render_results() -> str:
     """The README's section between the two markers."""
     measured = f"Measured on {machine(load('frey_inpainting'))}."
@@ -186,7 +191,7 @@ def render_details() -> str:
         " of the README and this page. Frey faces and MNIST are not ours to redistribute: name their folder with"
         " `--data` or `GEODE_JAX_DATA`. `pip install '.[rivals]'` brings what some experiments measure beside ours.",
         "",
-        *(line for experiment in EXPERIMENTS for line in (*experiment.tables(), "")),
+        *(line for experiment in EXPERIMENTS if _has_results(experiment) for line in (*experiment.tables(), "")),
         _PARABOLA,
         *_suite(),
         "",
