@@ -80,7 +80,9 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
     num_rows, num_features = train.shape
     sweeps = {"num_warmup": 20, "num_samples": 20} if quick else {}
     ranks = [rank for rank in (5, 10, 20, 40, 80, 160, 320) if rank < min(0.7 * num_rows, num_features)]
-    shapes = [(k, d) for k, d in ((2, 40), (4, 40), (8, 20), (16, 10)) if num_rows > 20 * k and num_features > 2 * d]
+    shapes = [
+        (k, d) for k, d in ((2, 40), (4, 40), (8, 20), (16, 10)) if 4 * k * d <= num_rows and 2 * d < num_features
+    ]
     fits = [partial(low_rank_mixture, num_components=k, rank=d, seed=0, noise_per_feature=False) for k, d in shapes]
     found: dict[str, Callable[[], Any]] = {
         "GEODE": lambda: geode_jax.fit(jax.random.key(0), train, sampler=geode_jax.SamplerSettings(**sweeps)),
