@@ -17,7 +17,7 @@ from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.build.subspace import assign_folds
 from geode_jax.completion import PARTIAL_CANDIDATES, complete
 from geode_jax.forest import Forest
-from geode_jax.handover import freeze_tree, partial_rows
+from geode_jax.handover import freeze_forest, partial_rows
 from geode_jax.learn import Completed, learn
 from geode_jax.settings import DictionarySettings
 
@@ -146,7 +146,5 @@ def grow_in_frame(
         )
         rows = partial_rows(learned, is_observed, folds)
     on_step(1.0, "learned dictionaries")
-    trees = range(len(learned.partitions))
-    pairs = [freeze_tree(learned, number, is_observed, folds, num_places) for number in trees]
-    dictionary, statistics, probe = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
+    dictionary, statistics, probe = freeze_forest(learned, is_observed, folds, num_places)
     return Forest(dictionary, statistics, rows, probe, frame.shift, frame.scale * learned.scales, learned.settings)

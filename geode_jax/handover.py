@@ -1,5 +1,8 @@
 """What stage one hands to the sampler: frozen dictionaries, and statistics of the training rows."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -9,7 +12,7 @@ from geode_jax.completion import PARTIAL_CANDIDATES, without_folds
 from geode_jax.dictionary import Dictionary, freeze
 from geode_jax.learn import Learned
 from geode_jax.partial_rows import PartialRows, group_rows, reduce_rows, stack_trees
-from geode_jax.statistics import Statistics, cross_fitted_statistics
+from geode_jax.statistics import Statistics, add_cross_fitted, no_statistics, padded_size
 
 # Rows are kept at all nodes, to see what their candidates leave out, within this many bytes.
 PROBE_BYTES = 2**28
@@ -18,60 +21,79 @@ PROBE_BYTES = 2**28
 GROUP_COST = 1e8
 
 
-def freeze_tree(
-    learned: Learned, number: int, is_observed: np.ndarray, folds: np.ndarray | None, num_places: int | None
+def freeze_forest(
+    learned: Learned, is_observed: np.ndarray, folds: np.ndarray | None, num_places: int | None
 ) -> tuple[Dictionary, AnyStatistics, Probe | None]:
-    """The dictionary of all rows, and the complete rows' statistics from those that left them out."""
+    """The dictionaries of all rows, and the complete rows' statistics from those that left them out.
+
+    `num_places`: places for complete rows, where forests share a program; None for just enough. Statistics are at all
+    nodes, or at the rows' candidates, and then those of a few rows at all nodes besides.
+    """
+    trees = range(len(learned.partitions))
+    dictionary = _stacked([_frozen(learned, number) for number in trees])
+    is_complete = is_observed.all(axis=1)
+    rows = np.flatnonzero(is_complete)
+    width, num_nodes = learned.settings.num_candidates, dictionary.tree.num_nodes
+    assert width is not None
+    num_places = num_places or padded_size(rows.size)
+    if width >= num_nodes or rows.size == 0:
+        return dictionary, _at_all_nodes(learned, rows, folds, num_places), None
+    seen = None if is_complete.all() else is_observed
+    candidates = [_candidates(learned, number, rows, folds, seen) for number in trees]
+    statistics = _stacked(
+        [
+            candidate_statistics(learned.x, rows, folds, subspaces, nodes, num_places)
+            for subspaces, nodes in zip(learned.subspaces, candidates, strict=True)
+        ]
+    )
+    per_row = learned.x.itemsize * len(trees) * num_nodes * dictionary.max_rank
+    num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
+    sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
+    probed = _at_all_nodes(learned, rows[sample], folds, num_probes)
+    chosen = np.stack([nodes[sample] for nodes in candidates])
+    is_candidate = np.swapaxes((chosen[..., None] == np.arange(num_nodes)).any(axis=2), 1, 2)
+    return dictionary, statistics, Probe(probed.residual, probed.squared, jnp.asarray(is_candidate))
+
+
+def _stacked(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _frozen(learned: Learned, number: int) -> Dictionary:
+    """A tree's dictionary of all rows, in R^D."""
     partition, subspaces = learned.partitions[number], learned.subspaces[number]
-    frozen = freeze(partition, subspaces, 0)
-    statistics, probe = _statistics(learned, number, frozen, is_observed, folds, num_places)
     if learned.whole is None:
-        return frozen, statistics, probe
+        return freeze(partition, subspaces, 0)
     # directions that the folds did not find have no statistics
     ranks = np.minimum(learned.whole[number].ranks, subspaces.ranks)
     found = learned.whole[number].bases * (np.arange(subspaces.bases.shape[3]) < ranks[:, None])[:, None, :]
-    return freeze(partition, learned.whole[number]._replace(bases=found, ranks=ranks), 0), statistics, probe
+    return freeze(partition, learned.whole[number]._replace(bases=found, ranks=ranks), 0)
 
 
-def _statistics(
-    learned: Learned,
-    number: int,
-    dictionary: Dictionary,
-    is_observed: np.ndarray,
-    folds: np.ndarray | None,
-    num_places: int | None,
-) -> tuple[AnyStatistics, Probe | None]:
-    """Statistics of the complete rows at all nodes; or at their candidates, and those of a few rows at all."""
-    partition, subspaces = learned.partitions[number], learned.subspaces[number]
-    is_complete = is_observed.all(axis=1)
-    rows = np.flatnonzero(is_complete)
-    num_nodes, rank, width = len(partition.cells), subspaces.bases.shape[3], learned.settings.num_candidates
-    assert width is not None
-
-    def at_all_nodes(rows: np.ndarray, num_places: int | None) -> Statistics:
+def _at_all_nodes(learned: Learned, rows: np.ndarray, folds: np.ndarray | None, num_places: int) -> Statistics:
+    x = jnp.asarray(learned.x if rows.size == learned.x.shape[0] else learned.x[rows])
+    own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
+    num_nodes, rank = len(learned.partitions[0].cells), learned.subspaces[0].bases.shape[3]
+    shape = len(learned.partitions), num_nodes, num_places, rank
+    statistics = no_statistics(shape, rows.size, x.dtype)
+    for number, subspaces in enumerate(learned.subspaces):
         centres, bases = without_folds(subspaces, folds)
-        own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
-        x = learned.x if rows.size == learned.x.shape[0] else learned.x[rows]
         of_fold = [jnp.asarray(np.flatnonzero(own == fold)) for fold in range(centres.shape[0])]
-        return cross_fitted_statistics(
-            jnp.asarray(centres), jnp.asarray(bases), dictionary, jnp.asarray(x), of_fold, num_places
-        )
+        statistics = add_cross_fitted(statistics, number, jnp.asarray(centres), jnp.asarray(bases), x, of_fold)
+    return statistics
 
-    if width >= num_nodes or rows.size == 0:
-        return at_all_nodes(rows, num_places), None
-    seen = None if is_complete.all() else is_observed
+
+def _candidates(
+    learned: Learned, number: int, rows: np.ndarray, folds: np.ndarray | None, is_observed: np.ndarray | None
+) -> np.ndarray:
+    """The nodes of every row, (rows, width), best first; a tree with fewer is filled up with the number of nodes."""
+    width, num_nodes = learned.settings.num_candidates, len(learned.partitions[number].cells)
+    assert width is not None
     candidates = np.full((rows.size, width), num_nodes, np.int32)
-    found = find_candidates(learned.x, rows, partition, subspaces, folds, width, seen)
+    partition, subspaces = learned.partitions[number], learned.subspaces[number]
+    found = find_candidates(learned.x, rows, partition, subspaces, folds, width, is_observed)
     candidates[:, : found.shape[1]] = found
-    per_row = learned.x.itemsize * learned.settings.num_trees * num_nodes * rank
-    num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
-    sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
-    probed = at_all_nodes(rows[sample], num_probes)
-    is_candidate = (candidates[sample, :, None] == np.arange(num_nodes)).any(axis=1).T
-    return (
-        candidate_statistics(learned.x, rows, folds, subspaces, candidates, num_places),
-        Probe(probed.residual, probed.squared, jnp.asarray(is_candidate)),
-    )
+    return candidates
 
 
 def partial_rows(learned: Learned, is_observed: np.ndarray, folds: np.ndarray | None) -> PartialRows:

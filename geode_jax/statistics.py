@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Bool, Float, Int, Shaped
+from geode_jax._typing import Array, Bool, DTypeLike, Float, Int, Shaped
 from geode_jax.dictionary import Dictionary
 from geode_jax.math.lowrank import HIGHEST, Observed, observe
 
@@ -73,56 +73,68 @@ def project(
     return jnp.sum(jnp.square(residual), axis=-1), coordinates
 
 
-@jax.jit
 def statistics_of(dictionary: Dictionary, x: Float[Array, "n D"]) -> Statistics:
-    """Statistics of rows in model coordinates, one node after the other to bound the memory."""
+    """Statistics of rows in model coordinates at the nodes of one tree."""
+    residual, squared = _project_all(dictionary.centres, dictionary.bases, x)
+    return Statistics(residual, squared, jnp.asarray(x.shape[0], jnp.int32))
+
+
+@jax.jit
+def _project_all(
+    centres: Float[Array, "K D"], bases: Float[Array, "K D d"], x: Float[Array, "n D"]
+) -> tuple[Float[Array, "K n"], Float[Array, "K n d"]]:
+    """(E, Z2) of rows at all nodes, one node after the other to bound the memory."""
 
     def at_node(node: tuple[Array, Array]) -> tuple[Array, Array]:
         residual, coordinates = project(x, *node)
         return residual, jnp.square(coordinates)
 
-    residual, squared = lax.map(at_node, (dictionary.centres, dictionary.bases))
-    return Statistics(residual, squared, jnp.asarray(x.shape[0], jnp.int32))
+    return lax.map(at_node, (centres, bases))
 
 
-def cross_fitted_statistics(
+def no_statistics(shape: tuple[int, int, int, int], num_rows: int, dtype: DTypeLike) -> Statistics:
+    """Zeros for the statistics of a forest, (F, K, places, d), before :func:`add_cross_fitted`."""
+    return Statistics(
+        jnp.zeros(shape[:3], dtype), jnp.zeros(shape, dtype), jnp.full(shape[0], num_rows, dtype=jnp.int32)
+    )
+
+
+def add_cross_fitted(
+    statistics: Statistics,
+    number: int,
     centres: Float[Array, "G K D"],
     bases: Float[Array, "G K D d"],
-    tree_dictionary: Dictionary,
     x: Float[Array, "n D"],
     rows_of_fold: list[Int[Array, "_"]],
-    num_places: int | None = None,
 ) -> Statistics:
-    """Statistics of every row from the dictionary that left its fold out; rows keep their order.
+    """The statistics of a forest with those of one more tree, each row's from the dictionary that left its fold out.
 
-    Folds are padded to one length, so that one compilation serves all, and so are the rows, to `num_places`.
+    Rows keep their order. The forest's arrays are given up: they are the largest of all, and are written where they
+    lie. Folds are padded to one length, so that one compilation serves all.
     """
     longest = padded_size(max(rows.size for rows in rows_of_fold))
-    num_nodes, max_rank = bases.shape[1], bases.shape[3]
-    if num_places is None:
-        num_places = padded_size(x.shape[0])
-    residual = jnp.zeros((num_nodes, num_places), x.dtype)
-    squared = jnp.zeros((num_nodes, num_places, max_rank), x.dtype)
+    residual, squared = statistics.residual, statistics.squared
     for fold, rows in enumerate(rows_of_fold):
         if rows.size == 0:
             continue
-        dictionary = eqx.tree_at(lambda it: (it.centres, it.bases), tree_dictionary, (centres[fold], bases[fold]))
         padded = jnp.resize(rows, (longest,))  # repeats the fold's own rows: the same values are written twice
-        found = statistics_of(dictionary, x[padded])
-        residual, squared = _placed(residual, squared, found.residual, found.squared, padded)
-    return Statistics(residual, squared, jnp.asarray(x.shape[0], jnp.int32))
+        found = _project_all(centres[fold], bases[fold], x[padded])
+        residual, squared = _placed(residual, squared, *found, jnp.asarray(number), padded)
+    return Statistics(residual, squared, statistics.num_rows)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 1))
 def _placed(
-    residual: Float[Array, "K n"],
-    squared: Float[Array, "K n d"],
+    residual: Float[Array, "F K n"],
+    squared: Float[Array, "F K n d"],
     more_residual: Float[Array, "K m"],
     more_squared: Float[Array, "K m d"],
+    number: Int[Array, ""],
     place: Int[Array, "m"],
 ) -> tuple[Array, Array]:
-    """The first two with the others in their places, written where they lie: no array is larger than the statistics."""
-    return residual.at[:, place].set(more_residual), squared.at[:, place].set(more_squared)
+    """The first two with one tree's in their places."""
+    node = jnp.arange(residual.shape[1])[:, None]
+    return residual.at[number, node, place].set(more_residual), squared.at[number, node, place].set(more_squared)
 
 
 def observed_statistics_of(
