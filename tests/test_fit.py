@@ -78,7 +78,7 @@ def test_learned_concentration_follows_the_depth_of_the_data(data):
     assert np.corrcoef(depth.ravel(), found.draws.log_stop_concentration.ravel())[0, 1] > 0.1
 
 
-@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize("n", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_given_span_of_few_rows(n):
     """Where no direction can be learned without a fold there is no span; else it has at most the rank asked for."""
     x = np.random.default_rng(0).normal(size=(n, 12))
@@ -252,7 +252,15 @@ def test_odd_shapes(shape):
         assert np.isfinite(geode_jax.impute_mean(fitted, hidden)).all()
 
 
-@pytest.mark.parametrize("case", ["duplicates", "constant features", "components", "outlier", "huge", "tiny"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "constant features",
+        "outlier",
+        "huge",
+        *(pytest.param(rest, marks=pytest.mark.slow) for rest in ("duplicates", "components", "tiny")),
+    ],
+)
 def test_odd_data(case):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 5))

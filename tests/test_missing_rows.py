@@ -62,7 +62,7 @@ POOR = {"blocks", "one value per row"}
         "at random",
         pytest.param("monotone", marks=pytest.mark.slow),
         pytest.param("one value per row", marks=pytest.mark.slow),
-        "one pattern",
+        pytest.param("one pattern", marks=pytest.mark.slow),
         pytest.param("blocks", marks=pytest.mark.slow),
         pytest.param("column nearly empty", marks=pytest.mark.slow),
     ],
