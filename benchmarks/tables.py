@@ -14,8 +14,8 @@ def load(name: str) -> dict[str, Any]:
 
 
 def mean_of(rows: list[dict[str, Any]], method: str, key: str) -> float:
-    """Mean of a number over the rows of a method."""
-    return float(np.mean([row[key] for row in rows if row["method"] == method]))
+    """Mean of a number over the rows of a method that have it."""
+    return float(np.mean([row[key] for row in rows if row["method"] == method and key in row]))
 
 
 def machine(record: dict[str, Any]) -> str:
