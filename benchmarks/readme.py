@@ -133,6 +133,14 @@ def _summary() -> list[str]:
         ours = float(images[0]["error_percent"])
         script = "mnist" if name == "mnist" else "mnist --deskew"
         add(f"MNIST, {what}, error (depth 6)", paper, theirs, ours, 2, "%", script)
+    real = load("real_data")["rows"]
+    for data in dict.fromkeys(row["data"] for row in real):
+        own = [row for row in real if row["data"] == data]
+        theirs = _best_rival(own, "mae", ("GEODE",), lowest=True)
+        add(f"{data}, half hidden, mean abs. error", "", theirs, mean_of(own, "GEODE", "mae"), 2, "", "real_data")
+        theirs = _best_rival(own, "nats_per_feature", ("GEODE",), lowest=False)
+        ours = mean_of(own, "GEODE", "nats_per_feature")
+        add("the same, held-out nats per feature", "", theirs, ours, 2, "", "real_data", lowest=False)
     smooth = load("smoothness")["rows"]
     tuned = np.mean([row["mpcr_tuned"] for row in smooth], axis=0)
     theirs = float(tuned.min()), f"MPCR at its best scale, {int(tuned.argmin())}"
