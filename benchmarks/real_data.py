@@ -78,14 +78,15 @@ def data_sets(quick: bool) -> dict[str, Callable[[], Rows]]:
 def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
     """Models of the training rows by name."""
     num_rows, num_features = train.shape
-    sweeps = {"num_warmup": 20, "num_samples": 20} if quick else {}
+    dictionary = geode_jax.DictionarySettings(num_trees=1) if quick else None
+    sampler = geode_jax.SamplerSettings(num_warmup=20, num_samples=20) if quick else None
     ranks = [rank for rank in (5, 10, 20, 40, 80, 160, 320) if rank < min(0.7 * num_rows, num_features)]
     shapes = [
         (k, d) for k, d in ((2, 40), (4, 40), (8, 20), (16, 10)) if 4 * k * d <= num_rows and 2 * d < num_features
     ]
     fits = [partial(low_rank_mixture, num_components=k, rank=d, seed=0, noise_per_feature=False) for k, d in shapes]
     found: dict[str, Callable[[], Any]] = {
-        "GEODE": lambda: geode_jax.fit(jax.random.key(0), train, sampler=geode_jax.SamplerSettings(**sweeps)),
+        "GEODE": lambda: geode_jax.fit(jax.random.key(0), train, dictionary=dictionary, sampler=sampler),
         "probabilistic PCA": lambda: principal_normal(train, ranks, 0),
         "KNNImputer": lambda: nearest_rows(train, (1, 3, 5, 10, 20), 0),
     }

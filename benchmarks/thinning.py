@@ -99,12 +99,13 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
     parser.add_argument("--data", help="folder that holds frey_faces.npz")
     options = parser.parse_args(arguments)
+    dictionary = geode_jax.DictionarySettings(num_trees=1) if options.quick else None
     sampler = geode_jax.SamplerSettings(num_warmup=20, num_samples=20) if options.quick else None
     rows: list[dict[str, Any]] = []
     for name in ("digits",) if options.quick else ("digits", "faces"):
         data = training_rows(name, options.data)[: 150 if options.quick else None]
         cut = int(0.8 * len(data))
-        posterior = geode_jax.fit(jax.random.key(0), data[:cut], sampler=sampler)
+        posterior = geode_jax.fit(jax.random.key(0), data[:cut], dictionary=dictionary, sampler=sampler)
         counts = ((5, 10), (2, 4)) if options.quick else (DENSITY_DRAWS, PARTIAL_DRAWS)
         found = densities(posterior, data[cut:], counts[0]) + conditionals(posterior, data[cut:], counts[1])
         rows += [{"data": name, "all draws": posterior.num_chains * posterior.num_draws} | row for row in found]
