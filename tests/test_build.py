@@ -9,13 +9,13 @@ from joblib import cpu_count
 from scipy import linalg
 from threadpoolctl import threadpool_info
 
-from geode_jax.build import evidence, subspace
+from geode_jax.build import blocks, evidence, subspace
 from geode_jax.build.evidence import cross_fitted_log_likelihood
 from geode_jax.build.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition, default_depth, partition_rows, route_rows
-from geode_jax.build.span import choose_span, learn_span, learn_subspaces_in_span
+from geode_jax.build.span import choose_span, learn_span, learn_subspaces_in_span, span_rank
 from geode_jax.build.standardise import learn_frame, to_model
 from geode_jax.build.subspace import assign_folds, learn_subspaces
 
@@ -213,6 +213,30 @@ def test_a_cell_inherits_its_parents_covariance(shape, monkeypatch):
             basis = found.bases[group, node, :, : found.ranks[node]]
             np.testing.assert_allclose(basis.T @ basis, np.eye(found.ranks[node]), atol=1e-10)
     assert found.ranks[3] > min(n // 4, features - 1)  # more directions than rows: the parent's
+
+
+@pytest.mark.parametrize("shape", [(60, 7), (11, 30)])
+def test_work_by_blocks_leaves_nothing_out(shape, monkeypatch):
+    """Frame, moments, inner products and the span, a few rows or features at a time, the last block smaller."""
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=shape) * np.geomspace(3, 0.3, shape[1]) + 5.0
+    folds = np.arange(shape[0]) % 3
+    cells = Partition(1, (np.arange(shape[0]), np.arange(shape[0] - 4), np.arange(shape[0] - 4, shape[0])))
+
+    def learn():
+        frame = learn_frame(data)
+        x = to_model(data, frame, np.dtype(np.float64))
+        span = learn_span(x, folds, 0).leading(3)
+        ranks = span_rank(x, learn_span(x, folds, 0), folds, shape[1])
+        own = learn_subspaces(x, cells, 3, folds, 0, 2.0)
+        within = learn_subspaces_in_span(x, span, cells, 3, folds, 0, 2.0)
+        outer = [bases @ np.swapaxes(bases, -1, -2) for bases in (span.bases, own.bases, within.bases)]
+        return [*frame, x, ranks, own.centres, within.centres, *outer]
+
+    whole = learn()
+    monkeypatch.setattr(blocks, "BLOCK_NUMBERS", 4 * min(shape))
+    for part, all_at_once in zip(learn(), whole, strict=True):
+        np.testing.assert_allclose(part, all_at_once, atol=1e-9)
 
 
 def test_randomised_subspaces(monkeypatch):

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+# 2 MiB in float64: every core holds a few such blocks, and malloc keeps them.
 BLOCK_NUMBERS = 2**18
 
 
 def slices(length: int, width: int) -> Iterator[slice]:
-    """Slices that cover `length` rows (or columns) of `width` numbers, each of about a million numbers."""
+    """Slices that cover `length` rows (or columns) of `width` numbers: at most `BLOCK_NUMBERS` each, or one row."""
     size = max(1, BLOCK_NUMBERS // max(1, width))
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
