@@ -1,6 +1,6 @@
 """python -m benchmarks list | run NAME [--quick] [...]: every experiment by its name.
 
-What a full run takes goes to results/suite.json.
+What a full run takes goes to results/suite.json; one that goes on where another ended is none.
 """
 
 import argparse
@@ -37,10 +37,12 @@ def main(arguments: list[str] | None = None) -> None:
         return
     for name in experiments() if options.name == "all" else [options.name]:
         start = time.perf_counter()
-        importlib.import_module(f"benchmarks.{name}").main([*rest, *(["--quick"] if options.quick else [])])
+        experiment = importlib.import_module(f"benchmarks.{name}")
+        experiment.main([*rest, *(["--quick"] if options.quick else [])])
         seconds = time.perf_counter() - start
         print(f"{name}: {seconds:.0f} s", file=sys.stderr)
-        if not rest and not options.quick:
+        goes_on = hasattr(experiment, "earlier_rows")  # where its last run ended, unless it starts afresh
+        if not options.quick and rest == (["--fresh"] if goes_on else []):
             others = [row for row in earlier_rows("suite", {}) if row["experiment"] != name]
             row = {"experiment": name, "seconds": round(seconds), "date": time.strftime("%Y-%m-%d")}
             write_result("suite", {}, sorted([*others, row], key=lambda row: row["experiment"]))

@@ -32,7 +32,7 @@ from benchmarks.rivals import (
     low_rank_mixture,
     shrunk_gaussian,
 )
-from benchmarks.tables import load, mean_of
+from benchmarks.tables import finished, load, mean_of
 from geode_jax.demo.baselines import fit_gaussian_mixture, fit_probabilistic_pca
 
 
@@ -86,17 +86,13 @@ def tables() -> list[str]:
         "| | held-out nats per image | coverage of 95% | seconds to fit |",
         "|---|---|---|---|",
     ]
-    splits = digits["settings"]["splits"]
-    for method in dict.fromkeys(row["method"] for row in digits["rows"]):
-        if sum(row["method"] == method for row in digits["rows"]) < splits:
-            continue  # a run that is not finished
+    rows = finished(digits["rows"], digits["settings"]["splits"])
+    for method in dict.fromkeys(row["method"] for row in rows):
         bold = "**" if method.startswith("default") else ""
-        seconds = float(np.median([row["seconds"] for row in digits["rows"] if row["method"] == method]))
-        has_intervals = any("coverage95" in row for row in digits["rows"] if row["method"] == method)
-        covered = f"{mean_of(digits['rows'], method, 'coverage95'):.1%}" if has_intervals else ""
-        lines.append(
-            f"| {bold}{method}{bold} | {mean_of(digits['rows'], method, 'nats'):.1f} | {covered} | {seconds:.1f} |"
-        )
+        seconds = float(np.median([row["seconds"] for row in rows if row["method"] == method]))
+        has_intervals = any("coverage95" in row for row in rows if row["method"] == method)
+        covered = f"{mean_of(rows, method, 'coverage95'):.1%}" if has_intervals else ""
+        lines.append(f"| {bold}{method}{bold} | {mean_of(rows, method, 'nats'):.1f} | {covered} | {seconds:.1f} |")
     return lines
 
 

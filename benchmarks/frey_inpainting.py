@@ -25,7 +25,7 @@ from benchmarks.rivals import (
     nearest_rows,
     shrunk_gaussian,
 )
-from benchmarks.tables import load, mean_of
+from benchmarks.tables import finished, load, mean_of
 from geode_jax.demo.baselines import NormalMixture, fit_probabilistic_pca
 
 PAPER_MAE = 7.04
@@ -127,10 +127,9 @@ def tables() -> list[str]:
         f"| the paper | {frey['settings']['paper_mae']} | | | | | |",
     ]
     labels = {"published": "published form, here (d = 20, depth 4)", "default": "**default**"}
-    for method in dict.fromkeys(row["method"] for row in frey["rows"]):
-        own = [row for row in frey["rows"] if row["method"] == method]
-        if len(own) < len(frey["settings"]["seeds"]):
-            continue  # a run that is not finished
+    rows = finished(frey["rows"], len(frey["settings"]["seeds"]))
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
         keys = {"mae": ".2f", "coverage95": ".1%", "width95": ".1f", "log_density_per_pixel": ".2f"}
         cells = [
             format(mean_of(own, method, key), form) if all(key in row for row in own) else ""

@@ -1,6 +1,7 @@
 """Committed results as Markdown: what every experiment's own table is made with."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,12 @@ def load(name: str) -> dict[str, Any]:
 def mean_of(rows: list[dict[str, Any]], method: str, key: str) -> float:
     """Mean of a number over the rows of a method that have it."""
     return float(np.mean([row[key] for row in rows if row["method"] == method and key in row]))
+
+
+def finished(rows: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+    """The rows of methods that have `number` of them: a run that is not finished has fewer, and other splits."""
+    counts = Counter(row["method"] for row in rows)
+    return [row for row in rows if counts[row["method"]] >= number]
 
 
 def machine(record: dict[str, Any]) -> str:

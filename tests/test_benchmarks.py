@@ -41,7 +41,8 @@ from benchmarks import (
 )
 from benchmarks.__main__ import experiments
 from benchmarks.__main__ import main as entry_point
-from benchmarks.common import find_data
+from benchmarks.common import earlier_rows, find_data
+from benchmarks.tables import finished
 from geode_jax import DictionarySettings, learn_forest
 from geode_jax.build.partition import Partition
 
@@ -322,6 +323,25 @@ def test_entry_point(capsys):
         entry_point(["run", "guess"])
     assert "invalid choice" in capsys.readouterr().err
     entry_point(["run", "partition_calls", "--quick"])
+
+
+def test_only_full_runs_are_timed(tmp_path, monkeypatch):
+    """Those that go on where another ended take less."""
+    for name in ("ROOT", "RESULTS"):
+        monkeypatch.setattr(f"benchmarks.common.{name}", tmp_path)
+    for module in (partition_calls, dimension):
+        monkeypatch.setattr(module, "main", lambda arguments: [])
+    for command in ("dimension", "partition_calls --quick", "dimension --fresh --quick"):
+        entry_point(["run", *command.split()])
+        assert earlier_rows("suite", {}) == []
+    for command in ("partition_calls", "dimension --fresh", "partition_calls"):
+        entry_point(["run", *command.split()])
+    assert [row["experiment"] for row in earlier_rows("suite", {})] == ["dimension", "partition_calls"]
+
+
+def test_a_method_that_is_not_finished_is_left_out():
+    rows = [{"method": name} for name in ("a", "b", "a")]
+    assert finished(rows, 2) == [rows[0], rows[2]]
 
 
 @pytest.mark.slow
