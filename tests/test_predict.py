@@ -262,3 +262,15 @@ def test_blocks_are_bounded_and_complete():
     x = np.arange(10.0, dtype=np.float32)[:, None]
     np.testing.assert_array_equal(map_row_blocks(double, x, bytes_per_row=2**26), 2 * x)
     assert set(seen) == {(4, 1)}
+
+
+def test_complete_and_partial_rows_keep_their_places(posterior, data):
+    rows = data[:6].copy()
+    rows[[1, 2, 4], [0, 3, 5]] = np.nan
+    whole, draws = geode_jax.log_density(posterior, rows), geode_jax.log_density_draws(posterior, rows, num_draws=2)
+    dimension = geode_jax.intrinsic_dimension(posterior, rows)
+    for kind in ([0, 3, 5], [1, 2, 4]):
+        np.testing.assert_allclose(geode_jax.log_density(posterior, rows[kind]), whole[kind], rtol=1e-5)
+        alone = geode_jax.log_density_draws(posterior, rows[kind], num_draws=2)
+        np.testing.assert_allclose(alone, draws[..., kind], rtol=1e-5)
+        np.testing.assert_allclose(geode_jax.intrinsic_dimension(posterior, rows[kind]), dimension[kind], atol=1e-5)
