@@ -39,13 +39,14 @@ from geode_jax.demo.baselines import fit_gaussian_mixture, fit_probabilistic_pca
 def fit_ours(train: np.ndarray, seed: int, name: str, quick: bool) -> geode_jax.Posterior:
     """One fit by configuration name."""
     sweeps = {"num_warmup": 10, "num_samples": 10} if quick else {}
-    sampler = geode_jax.SamplerSettings(**sweeps)
+    sampler, prior = geode_jax.SamplerSettings(**sweeps), None
     if name == "published":
         stage_one = geode_jax.DictionarySettings.published(max_rank=20, depth=4)
         sampler = geode_jax.SamplerSettings(shrinkage=geode_jax.PublishedShrinkage(), **sweeps)
+        prior = geode_jax.Prior.published()
     else:
         stage_one = geode_jax.DictionarySettings(num_trees=1) if name == "one tree" else None
-    return geode_jax.fit(jax.random.key(seed), train, dictionary=stage_one, sampler=sampler)
+    return geode_jax.fit(jax.random.key(seed), train, dictionary=stage_one, prior=prior, sampler=sampler)
 
 
 def rivals(quick: bool) -> dict[str, Callable[[np.ndarray], Any]]:

@@ -48,6 +48,7 @@ def configurations(quick: bool) -> dict[str, dict[str, Any]]:
     return {
         "published": {
             "dictionary": geode_jax.DictionarySettings.published(max_rank=5 if quick else 20, depth=4),
+            "prior": geode_jax.Prior.published(),
             "sampler": geode_jax.SamplerSettings(shrinkage=geode_jax.PublishedShrinkage(), **sweeps),
         },
         "default": {"dictionary": own, "sampler": geode_jax.SamplerSettings(**sweeps)},

@@ -56,16 +56,17 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         data["Swiss roll"] = (make_roll(3000, "flat", 0)[0], 2)
     sampler = geode_jax.SamplerSettings(num_warmup=20, num_samples=20) if options.quick else None
     methods = {
-        "default": (geode_jax.DictionarySettings(max_rank=rank), sampler),
+        "default": (geode_jax.DictionarySettings(max_rank=rank), None, sampler),
         "published": (
             geode_jax.DictionarySettings.published(max_rank=rank),
+            geode_jax.Prior.published(),
             sampler or geode_jax.SamplerSettings(shrinkage=geode_jax.PublishedShrinkage()),
         ),
     }
     rows: list[dict[str, Any]] = []
     for name, (x, truth) in data.items():
-        for method, (dictionary, settings) in methods.items():
-            posterior = geode_jax.fit(jax.random.key(0), x, dictionary=dictionary, sampler=settings)
+        for method, (dictionary, prior, settings) in methods.items():
+            posterior = geode_jax.fit(jax.random.key(0), x, dictionary=dictionary, prior=prior, sampler=settings)
             included = posterior.inclusion_probabilities
             row = {
                 "data": name,

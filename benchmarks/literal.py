@@ -186,7 +186,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     seconds = []
     for _ in range(2):  # the first compiles
         start = time.perf_counter()
-        posterior = geode_jax.sample_posterior(jax.random.key(1), forest, sampler=sampler)
+        posterior = geode_jax.sample_posterior(
+            jax.random.key(1), forest, prior=geode_jax.Prior.published(), sampler=sampler
+        )
         seconds.append(time.perf_counter() - start)
 
     num_rows = forest.num_rows

@@ -39,7 +39,7 @@ def variations(name: str, num_rows: int) -> list[dict[str, Any]]:
     """Settings that differ from the default of `NUM_TREES` trees in one place."""
     found: list[dict[str, Any]] = [{}]
     found += [{"num_trees": value} for value in (1, 4, 8, 16)]
-    found += [{"max_rank": value} for value in ((10, 20, 100, 200) if name == "faces" else (10, 20, 40, 60))]
+    found += [{"max_rank": value} for value in ((10, 20, 50, 200) if name == "faces" else (10, 20, 40, 60))]
     found += [{"depth": value} for value in range(0, 8, 2 if name == "faces" else 1)]
     found += [{"min_cell_size": value} for value in (5, 20, 40)]
     found += [{"parent_rows": value} for value in (None, 1.0, 10.0)]
@@ -47,6 +47,7 @@ def variations(name: str, num_rows: int) -> list[dict[str, Any]]:
     if name == "digits":
         found += [{"cross_fit": geode_jax.CrossFit(num_rows)}]  # one row left out at a time
     found += [{"feature_noise": None}]
+    found += [{"tau_rate": value} for value in (0.05, 1.0, 100.0)]
     return found
 
 
@@ -114,10 +115,12 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         base = geode_jax.DictionarySettings(num_trees=NUM_TREES)
         for changed in variations(name, cut)[: 2 if options.quick else None]:
             start = time.perf_counter()
+            is_prior = "tau_rate" in changed
             posterior = geode_jax.fit(
                 jax.random.key(0),
                 train,
-                dictionary=dataclasses.replace(base, **changed),
+                dictionary=dataclasses.replace(base, **({} if is_prior else changed)),
+                prior=geode_jax.Prior(**(changed if is_prior else {})),
                 sampler=geode_jax.SamplerSettings(**sweeps),
             )
             seconds = time.perf_counter() - start

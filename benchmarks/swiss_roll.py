@@ -80,9 +80,11 @@ def ours(train: np.ndarray, test: np.ndarray, seed: int, name: str, quick: bool)
         "published": geode_jax.DictionarySettings.published(),
         "default": geode_jax.DictionarySettings(),
     }[name]
-    shrinkage = geode_jax.PublishedShrinkage() if name == "published" else geode_jax.ExactShrinkage()
+    is_published = name == "published"
+    prior = geode_jax.Prior.published() if is_published else None
+    shrinkage = geode_jax.PublishedShrinkage() if is_published else geode_jax.ExactShrinkage()
     sampler = geode_jax.SamplerSettings(shrinkage=shrinkage, **sweeps)
-    posterior = geode_jax.fit(jax.random.key(seed), train, dictionary=settings, sampler=sampler)
+    posterior = geode_jax.fit(jax.random.key(seed), train, dictionary=settings, prior=prior, sampler=sampler)
     span = posterior.dictionary_settings.shared_span
     return {
         "nats": float(geode_jax.log_density(posterior, test).mean()),

@@ -394,7 +394,7 @@ def test_non_finite_sampling_is_reported(data, monkeypatch):
 def test_defaults_follow_from_the_shape(shape):
     """Possible ranks and sizes at any shape, and statistics that fit in memory; what was given stays."""
     found = resolve(geode_jax.DictionarySettings(), *shape)
-    assert 1 <= found.max_rank <= max(1, min(50, shape[1] - 1, shape[0] - 1))
+    assert 1 <= found.max_rank <= max(1, min(100, shape[1] - 1, shape[0] - 1))
     assert 2 <= found.min_cell_size <= 10
     assert 1 <= found.num_candidates < 2 ** (found.depth + 1)
     assert 4 * found.num_trees * found.num_candidates * shape[0] * found.max_rank <= 2**32

@@ -19,10 +19,12 @@ from scipy import stats
 from geode_jax._typing import precision_of
 from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
 from geode_jax.gibbs.chain import initial_chain
+from geode_jax.gibbs.sweep import Problem, sweep
 from geode_jax.model import sample_prior, simulate
-from geode_jax.settings import ExactShrinkage
+from geode_jax.settings import DirectMembership, ExactShrinkage, Prior
 from geode_jax.state import node_sums
 from geode_jax.statistics import Statistics
+from geode_jax.tree import tree_from_mask
 
 NUM_DRAWS = 4000
 LEVEL = 1e-4
@@ -327,3 +329,29 @@ def test_nodes_are_drawn_by_the_inverse_cdf(num_nodes, monkeypatch):
     below = above - weight[found, np.arange(400)] / weight.sum(axis=0)
     assert (below <= levels + 1e-5).all()
     assert (levels <= above + 1e-5).all()
+
+
+def test_the_start_holds_no_direction_at_the_noise():
+    """All of 80 directions far above it are found within a few sweeps, the strongest shrinkage notwithstanding."""
+    rank, num_rows, num_features = 80, 300, 100
+    rng = np.random.default_rng(0)
+    squared = np.square(4.0 * rng.standard_normal((1, num_rows, rank), dtype=np.float32))
+    outside = rng.chisquare(num_features - rank, (1, num_rows)).astype(np.float32)
+    problem = Problem(
+        tree=tree_from_mask(np.ones(1, bool)),
+        statistics=Statistics(jnp.asarray(outside), jnp.asarray(squared), jnp.asarray(num_rows)),
+        partial=None,
+        is_available=jnp.ones((1, rank), bool),
+        num_features=jnp.asarray(float(num_features)),
+        prior=Prior.published(),
+        shrinkage=ExactShrinkage(),
+        membership=DirectMembership(),
+    )
+
+    def run(key):
+        start = initial_chain(key, problem)
+        keys = jax.random.split(key, 5)
+        return jax.lax.scan(lambda held, key: (sweep(key, *held, problem), None), (start.state, start.sums), keys)[0]
+
+    state, _ = jax.jit(run)(jax.random.key(0))
+    assert float(jnp.exp(-state.neg_log_u).max()) < 0.2  # the truth is 1/17

@@ -50,8 +50,10 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
     """An over-dispersed start: memberships at the nearest node of a random scale, the rest spread widely.
 
     The scale is drawn per row from chain-specific weights, so that chains begin with different mixtures of coarse and
-    fine nodes. The noise level is that of the rows at their nodes times a log-normal factor, tau and a_S come from
-    their priors, and u starts at 1/2 as in the author's code.
+    fine nodes. The noise level is that of the rows at their nodes times a log-normal factor, a_S comes from its prior,
+    and u starts at 1/2 as in the author's code. tau starts so close to 1 that its product over all directions is of
+    order one: from their prior the products grow geometrically, every later u is then drawn next to 1 whatever the
+    rows say, tau given those u's keeps the products, and a direction comes free only some sweeps after the one before.
     """
     key_scale, key_row, key_noise, key_tau, key_stop, key_right, key_concentration, key_partial = jax.random.split(
         key, 8
@@ -80,7 +82,7 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
         logit_stop=jnp.where(tree.is_internal, spread[0], jnp.inf),
         logit_right=jnp.where(tree.is_internal, spread[1], 0.0),
         log_neg_log_u=jnp.full(shape, jnp.log(jnp.log(2.0)), dtype),
-        tau_excess=jax.random.exponential(key_tau, shape, dtype) / problem.prior.tau_rate,
+        tau_excess=jax.random.exponential(key_tau, shape, dtype) / shape[-1],
         log_sigma2=jnp.zeros(tree.num_scales, dtype),
         log_stop_concentration=sample_log_stop_concentration(key_concentration, problem.prior, dtype),
         is_active=problem.is_available,
