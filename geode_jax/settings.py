@@ -159,7 +159,7 @@ class Prior:
     number, or a :class:`GammaPrior` to learn it. `right_concentration`: b_R in ``R ~ Beta(b_R, b_R)``.
     """
 
-    tau_rate: float = 10.0
+    tau_rate: float = 3.0
     noise_shape: float = 0.5
     noise_rate: float = 0.5
     stop_concentration: float | GammaPrior = 1.0

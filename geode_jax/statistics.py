@@ -147,3 +147,16 @@ def observed_statistics_of(
 
     by_node = lax.map(at_node, (dictionary.centres, dictionary.bases))
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
+
+
+def observed_statistics_at(
+    dictionary: Dictionary, x: Float[Array, "b D"], is_observed: Float[Array, "b D"], node: Int[Array, "b M"]
+) -> Observed:
+    """Statistics of partial rows, each with its mask, at some nodes of every row; batch axes (b, M)."""
+
+    def at_slot(node: Array) -> Observed:
+        found = jax.vmap(observe)(x[:, None], is_observed[:, None], dictionary.centres[node], dictionary.bases[node])
+        return jax.tree.map(lambda leaf: leaf[:, 0], found)
+
+    by_slot = lax.map(at_slot, node.T)
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_slot)
