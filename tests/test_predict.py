@@ -10,7 +10,9 @@ from scipy import special, stats
 
 import geode_jax
 from geode_jax.math.streaming import block_size, map_row_blocks
+from geode_jax.predict.boundary import CANDIDATES
 from geode_jax.predict.impute import _pool
+from geode_jax.predict.partial import SCREEN_RANK
 
 SEEN = np.array([True, False, True, True, False, True])
 EVERY = 31  # all nodes, so that nothing is pruned
@@ -228,6 +230,34 @@ def test_pruned_candidates_agree_on_rows_like_the_data(posterior, data):
     pruned = geode_jax.log_density(posterior, hidden, num_candidates=4)
     assert (pruned <= full + 1e-4).all()
     np.testing.assert_allclose(pruned, full, atol=0.05)
+
+
+def test_nodes_ranked_by_few_directions_are_the_right_ones():
+    """Rows with masks of their own and many directions: what the best six nodes say is the whole."""
+    rng = np.random.default_rng(0)
+    bends = rng.normal(size=(6, 60, 80)) * np.arange(1, 61)[:, None] ** -0.7
+    centres = 0.3 * rng.normal(size=(6, 80))
+    label = rng.integers(6, size=420)
+    x = centres[label] + np.einsum("nd,ndD->nD", rng.normal(size=(420, 60)), bends[label])
+    x += 0.1 * rng.normal(size=x.shape)
+    posterior = geode_jax.fit(
+        jax.random.key(0),
+        x[:400],
+        dictionary=geode_jax.DictionarySettings(num_trees=1, max_rank=2 * SCREEN_RANK + 4, depth=3, shared_span=None),
+        sampler=geode_jax.SamplerSettings(num_warmup=10, num_samples=8),
+    )
+    assert posterior.dictionary.tree.num_nodes > 2 * CANDIDATES
+    hidden = rng.random((20, 80)) < 0.5
+    rows = np.where(hidden, np.nan, x[400:])
+    dense = oracle.make_oracle(posterior)
+    expected = [dense.log_density(row[None], ~gone)[0] for row, gone in zip(x[400:], hidden, strict=True)]
+    np.testing.assert_allclose(geode_jax.log_density(posterior, rows), expected, atol=0.01)
+    # the first two are nearly all of it, which they are not where the other directions do not count as noise
+    np.testing.assert_allclose(geode_jax.log_density(posterior, rows, num_candidates=2), expected, atol=0.1)
+    filled = geode_jax.impute_mean(posterior, rows)
+    for row, gone, found in zip(x[400:403], hidden[:3], filled[:3], strict=True):
+        weight, mean, _ = dense.conditional(row, ~gone)
+        np.testing.assert_allclose(found[gone], weight @ mean, atol=0.01)
 
 
 def test_a_row_does_not_depend_on_its_company(posterior, rows):

@@ -19,7 +19,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     Parameters
     ----------
     max_rank : int, default=None
-        Directions per node; None chooses 50, or fewer where the data have fewer.
+        Directions per node; None chooses 100, or fewer where the data have fewer.
     depth : int, default=None
         Scales below the root; None chooses from the number of rows.
     num_trees : int, default=8
