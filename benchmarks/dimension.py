@@ -141,11 +141,11 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
 
     quick_fit = {
         "dictionary": geode_jax.DictionarySettings(num_trees=1),
-        "sampler": geode_jax.SamplerSettings(num_warmup=20, num_samples=20),
+        "sampler": geode_jax.SamplerSettings(num_warmup=150, num_samples=50),
     }
-    for num_features in (40,) if options.quick else (500, 5000):
+    for num_features in (100,) if options.quick else (500, 5000):
         for dimension in (2,) if options.quick else (5, 10, 50):
-            x = linear_rows(rng, 150 if options.quick else 600 + new, num_features, dimension)
+            x = linear_rows(rng, 520 if options.quick else 600 + new, num_features, dimension)
             # the default of 50 directions could not exceed 50
             larger = {"dictionary": geode_jax.DictionarySettings(max_rank=80)} if dimension == 50 else {}
             fit = quick_fit if options.quick else larger

@@ -47,7 +47,7 @@ def variations(name: str, num_rows: int) -> list[dict[str, Any]]:
     if name == "digits":
         found += [{"cross_fit": geode_jax.CrossFit(num_rows)}]  # one row left out at a time
     found += [{"feature_noise": None}]
-    found += [{"tau_rate": value} for value in (0.05, 1.0, 10.0, 100.0)]
+    found += [{"tau_rate": value} for value in (0.05, 3.0, 10.0, 100.0)]
     return found
 
 

@@ -153,13 +153,13 @@ class Prior:
     """Hyperparameters of the model (the paper's section 2).
 
     `tau_rate`: a in ``tau ~ Exp(a)`` on [1, inf): the smaller, the harder later directions are shrunk (the paper's 0.05
-    shrinks by twenty per direction, and costs held-out density where a cell has few rows: `python -m
-    benchmarks.stage_one`; :meth:`published` has it). `noise_shape`, `noise_rate`: ``1/sigma2 ~ Gamma`` in units of the
+    shrinks by twenty per direction, and costs held-out density where a cell has few rows; far above 1, nodes of few rows
+    hold more of the others' rows, and say wrong intrinsic dimensions; :meth:`published` has the paper's). `noise_shape`, `noise_rate`: ``1/sigma2 ~ Gamma`` in units of the
     data's root-mean-square deviation. `stop_concentration`: a_S in ``S ~ Beta(1, a_S)``, large for deep trees; a
     number, or a :class:`GammaPrior` to learn it. `right_concentration`: b_R in ``R ~ Beta(b_R, b_R)``.
     """
 
-    tau_rate: float = 3.0
+    tau_rate: float = 1.0
     noise_shape: float = 0.5
     noise_rate: float = 0.5
     stop_concentration: float | GammaPrior = 1.0
