@@ -59,19 +59,19 @@ def learn_forest(
 def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_partial: int = 0) -> DictionarySettings:
     """Fill in what was left to the data's shape.
 
-    `max_rank`: 100, or 50 where with more the float32 statistics of all trees take over 4 GiB at 8 nodes; at most half
-    the features beyond 20, and no more than the data allow (with as many directions as features, nothing tells of the
-    noise), or than keeps the matrices of `num_partial` rows with missing features at their candidate nodes of all trees
-    within 4 GiB. `num_neighbors`: 10, or more for very large n. `tree_rows`: all, up
-    to 100,000. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings. `depth`: until
-    cells reach twice that size, at most 7. `num_candidates`: all nodes, or where the float32 statistics of all trees
-    take more than 4 GiB as many as do not, 8 to 16.
+    `max_rank`: 100, or as many as keep the float32 statistics of all trees within 4 GiB at 8 nodes, at least 50; at
+    most half the features beyond 20, and no more than the data allow (with as many directions as features, nothing
+    tells of the noise), or than keeps the matrices of `num_partial` rows with missing features at their candidate nodes
+    of all trees within 4 GiB. `num_neighbors`: 10, or more for very large n. `tree_rows`: all, up to 100,000.
+    `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings. `depth`: until cells reach
+    twice that size, at most 7. `num_candidates`: all nodes, or where the float32 statistics of all trees take more than
+    4 GiB as many as do not, 8 to 16.
     """
     limit = max(1, min(num_features, num_rows) - 1)
+    numbers_per_row = STATISTICS_BYTES // (4 * settings.num_trees * num_rows)
     max_rank = settings.max_rank
     if max_rank is None:
-        fitting = STATISTICS_BYTES // (4 * settings.num_trees * num_rows * FEWEST_CANDIDATES)
-        max_rank = min(int(np.clip(fitting, 50, 100)), max(10, num_features // 2))
+        max_rank = min(int(np.clip(numbers_per_row // FEWEST_CANDIDATES, 50, 100)), max(10, num_features // 2))
         if num_partial > 0:
             width = settings.missing_rows.num_candidates or PARTIAL_CANDIDATES
             per_square = 8 * settings.num_trees * num_partial * width
@@ -86,7 +86,7 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
     num_nodes = 2 ** (depth + 1) - 1
     num_candidates = settings.num_candidates
     if num_candidates is None:
-        fitting = STATISTICS_BYTES // (4 * settings.num_trees * num_rows * max_rank)
+        fitting = numbers_per_row // max_rank
         num_candidates = num_nodes if fitting >= num_nodes else np.clip(fitting, FEWEST_CANDIDATES, MOST_CANDIDATES)
     return dataclasses.replace(
         settings,

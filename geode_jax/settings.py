@@ -153,11 +153,11 @@ class Prior:
     """Hyperparameters of the model (the paper's section 2).
 
     `tau_rate`: a in ``tau ~ Exp(a)`` on [1, inf): the smaller, the harder later directions are shrunk. The paper's 0.05
-    shrinks by twenty per direction, and costs held-out density where a cell has few rows (`python -m
-    benchmarks.stage_one`); far above 1, nodes of few rows hold rows of others and say wrong intrinsic dimensions.
-    `noise_shape`, `noise_rate`: ``1/sigma2 ~ Gamma`` in units of the data's root-mean-square deviation.
-    `stop_concentration`: a_S in ``S ~ Beta(1, a_S)``, large for deep trees; a number, or a :class:`GammaPrior` to learn
-    it. `right_concentration`: b_R in ``R ~ Beta(b_R, b_R)``.
+    shrinks by twenty per direction, also where a cell has few rows (`python -m benchmarks.stage_one` compares values);
+    far above 1, nodes of few rows hold rows of others and say wrong intrinsic dimensions. `noise_shape`, `noise_rate`:
+    ``1/sigma2 ~ Gamma`` in units of the data's root-mean-square deviation. `stop_concentration`: a_S in ``S ~ Beta(1,
+    a_S)``, large for deep trees; a number, or a :class:`GammaPrior` to learn it. `right_concentration`: b_R in ``R ~
+    Beta(b_R, b_R)``.
     """
 
     tau_rate: float = 1.0

@@ -97,7 +97,7 @@ def find_candidates(
     """Best nodes at the posterior mean of the parameters, for one tree.
 
     Rows with masks of their own cost a (d, d) matrix of products over the features at every node: nodes are then ranked
-    by few directions first (on Frey faces none of the rows' weight is lost by it).
+    by few directions first.
     """
     num_nodes, parameters = dictionary.tree.num_nodes, _mean_parameters(draws, dictionary)
     all_nodes = jnp.broadcast_to(jnp.arange(num_nodes), (x.shape[0], num_nodes))
