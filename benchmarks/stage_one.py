@@ -115,12 +115,12 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         base = geode_jax.DictionarySettings(num_trees=NUM_TREES)
         for changed in variations(name, cut)[: 2 if options.quick else None]:
             start = time.perf_counter()
-            is_prior = "tau_rate" in changed
+            of_prior, of_dictionary = (changed, {}) if "tau_rate" in changed else ({}, changed)
             posterior = geode_jax.fit(
                 jax.random.key(0),
                 train,
-                dictionary=dataclasses.replace(base, **({} if is_prior else changed)),
-                prior=geode_jax.Prior(**(changed if is_prior else {})),
+                dictionary=dataclasses.replace(base, **of_dictionary),
+                prior=geode_jax.Prior(**of_prior),
                 sampler=geode_jax.SamplerSettings(**sweeps),
             )
             seconds = time.perf_counter() - start

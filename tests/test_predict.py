@@ -225,11 +225,14 @@ def test_samples(posterior, dense):
 
 
 def test_pruned_candidates_agree_on_rows_like_the_data(posterior, data):
+    """Other seeds of the fit lose up to 0.0004 nats at the default of 6 nodes and 0.066 (0.010 on average) at 4."""
     hidden = _hide(data[:20], SEEN)
     full = geode_jax.log_density(posterior, hidden, num_candidates=EVERY)
-    pruned = geode_jax.log_density(posterior, hidden, num_candidates=4)
-    assert (pruned <= full + 1e-4).all()
-    np.testing.assert_allclose(pruned, full, atol=0.05)
+    for num_candidates, largest, average in ((CANDIDATES, 0.005, 0.001), (4, 0.25, 0.04)):
+        loss = full - geode_jax.log_density(posterior, hidden, num_candidates=num_candidates)
+        assert loss.min() >= -1e-4
+        assert loss.max() < largest
+        assert loss.mean() < average
 
 
 def test_nodes_ranked_by_few_directions_are_the_right_ones():
