@@ -99,12 +99,15 @@ def sample_prior(
     key: KeyArray, tree: Tree, prior: Prior, is_active: Bool[Array, "K d"], num_rows: int, dtype: DTypeLike
 ) -> State:
     """Draw every parameter and the memberships of `num_rows` rows from the prior."""
-    key_node, key_stop, key_right, key_u, key_tau, key_noise, key_concentration = jax.random.split(key, 7)
+    key_node, key_weights, key_u, key_tau, key_noise, key_concentration = jax.random.split(key, 6)
     num_nodes = tree.num_nodes
     log_a = sample_log_stop_concentration(key_concentration, prior, dtype)
-    logit_stop = logit_beta(key_stop, jnp.ones(num_nodes, dtype), jnp.full(num_nodes, jnp.exp(log_a), dtype))
     concentration = jnp.full(num_nodes, prior.right_concentration, dtype)
-    logit_right = logit_beta(key_right, concentration, concentration)
+    logit_stop, logit_right = logit_beta(
+        key_weights,
+        jnp.stack([jnp.ones(num_nodes, dtype), concentration]),
+        jnp.stack([jnp.full(num_nodes, jnp.exp(log_a), dtype), concentration]),
+    )
     logit_stop = jnp.where(tree.is_internal, logit_stop, jnp.inf)
     logit_right = jnp.where(tree.is_internal, logit_right, 0.0)
     tau_excess = jax.random.exponential(key_tau, is_active.shape, dtype) / prior.tau_rate
@@ -134,8 +137,9 @@ def sample_log_stop_concentration(key: KeyArray, prior: Prior, dtype: DTypeLike)
 
 def logit_beta(key: KeyArray, a: Array, b: Array) -> Array:
     """Draw the logit of a Beta(a, b) variable: exact however close to 0 or 1 it lies."""
-    key_a, key_b = jax.random.split(key)
-    return jax.random.loggamma(key_a, a, dtype=a.dtype) - jax.random.loggamma(key_b, b, dtype=b.dtype)
+    # both gammas at once: a call of its own for each takes as long to compile
+    log_a, log_b = jax.random.loggamma(key, jnp.stack([a, b]), dtype=a.dtype)
+    return log_a - log_b
 
 
 def simulate(key: KeyArray, dictionary: Dictionary, state: State) -> Float[Array, "n D"]:

@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+from functools import partial
 from unittest import mock
 
 import equinox as eqx
@@ -77,8 +78,8 @@ def test_devices_exchange_node_sums_only(data):
     keys = jax.random.split(jax.random.key(1), (num_trees, SAMPLER.num_chains))
     keys = placement.place(keys, jax.NamedSharding(mesh, placement.BY_CHAIN))
     chains = run._start(keys, problems, mesh)
-    options = {"length": 10, "adaptation": SAMPLER.adaptation, "mesh": mesh}
-    program = run._segment.lower(keys, chains, problems, np.int32(0), np.int32(10), **options).compile().as_text()
+    segment = partial(run._segment.__wrapped__, length=10, adaptation=SAMPLER.adaptation, mesh=mesh)
+    program = jax.jit(segment).lower(keys, chains, problems, np.int32(0), np.int32(10)).compile().as_text()
     exchanged = [
         line for line in program.splitlines() if re.search(r" (all-\w+|collective-\w+|reduce-scatter)\(", line)
     ]

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent / "geode_jax"
 LAYERS = {
     "_typing": 0,
     "_checks": 0.5,
+    "compilation": 0.5,
     "settings": 1,
     "truncation": 1.5,
     "storage": 1.5,

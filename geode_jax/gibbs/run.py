@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._typing import Array, Int, KeyArray
 from geode_jax.checkpoint import Checkpoint
+from geode_jax.compilation import quickly_compiled
 from geode_jax.gibbs.chain import Adaptation, Chain, Draw, draw_of, initial_chain, step
 from geode_jax.gibbs.placement import (
     BY_CHAIN,
@@ -37,7 +38,7 @@ class Samples(NamedTuple):
     adaptation: Adaptation
 
 
-@partial(jax.jit, static_argnames=("length", "adaptation", "mesh"), donate_argnames="chains")
+@partial(quickly_compiled, static_argnames=("length", "adaptation", "mesh"), donate_argnames="chains")
 def _segment(
     keys: KeyArray,
     chains: Chain,
@@ -78,7 +79,7 @@ def _segment(
     return chains, lax.with_sharding_constraint(draws, NamedSharding(mesh, PartitionSpec()))
 
 
-@partial(jax.jit, static_argnames="mesh")
+@partial(quickly_compiled, static_argnames="mesh")
 def _start(keys: KeyArray, problems: Problem, mesh: Mesh | None = None) -> Chain:
     chains = jax.vmap(jax.vmap(initial_chain, in_axes=(0, None)))(keys, problems)
     return chains if mesh is None else lax.with_sharding_constraint(chains, chain_shardings(chains, mesh))

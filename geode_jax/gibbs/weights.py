@@ -50,11 +50,9 @@ def draw(
     key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior
 ) -> tuple[Float[Array, "K"], Float[Array, "K"]]:
     """New (logit_stop, logit_right)."""
-    key_stop, key_right = jax.random.split(key)
     stop_a, stop_b, right_a, right_b = _beta_parameters(state, sums, tree, prior)
-    logit_stop = jnp.where(tree.is_internal, logit_beta(key_stop, stop_a, stop_b), jnp.inf)
-    logit_right = jnp.where(tree.is_internal, logit_beta(key_right, right_a, right_b), 0.0)
-    return logit_stop, logit_right
+    logit_stop, logit_right = logit_beta(key, jnp.stack([stop_a, right_a]), jnp.stack([stop_b, right_b]))
+    return jnp.where(tree.is_internal, logit_stop, jnp.inf), jnp.where(tree.is_internal, logit_right, 0.0)
 
 
 def log_conditional(state: State, sums: NodeSums, tree: Tree, prior: Prior) -> tuple[Array, Array]:
