@@ -19,7 +19,7 @@ import geode_jax
 from benchmarks.common import load_frey, write_result
 from benchmarks.swiss_roll import make_roll
 from benchmarks.tables import load
-from geode_jax.build.evidence import cross_fitted_log_likelihood
+from geode_jax.build.evidence import cross_fitted_evidence
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.partition import Partition, partition_rows
@@ -100,13 +100,14 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         x, partition, max_rank, folds = prepare(data[:cut])
         whole = learn_span(x, folds, 0)
         first = span_rank(x, whole, folds, x.shape[1])
-        score = cross_fitted_log_likelihood(x, partition, learn_subspaces(x, partition, max_rank, folds, 0), folds)
+        own = learn_subspaces(x, partition, max_rank, folds, 0)
+        score = cross_fitted_evidence(x, partition, own, folds).log_likelihood()
         base = held_out(data[:cut], data[cut:], None, options.quick)
         for rank in (first,) if options.quick else (first // 2, first, 2 * first, 4 * first):
             if not 0 < rank < whole.bases.shape[2]:
                 continue
             found = learn_subspaces_in_span(x, whole.leading(rank), partition, max_rank, folds, 0)
-            gain = cross_fitted_log_likelihood(x, partition, found, folds) - score
+            gain = cross_fitted_evidence(x, partition, found, folds).log_likelihood() - score
             truth = held_out(data[:cut], data[cut:], geode_jax.SharedSpan(rank), options.quick) - base
             row = {
                 "data": name,

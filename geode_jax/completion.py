@@ -13,7 +13,7 @@ import numpy as np
 
 from geode_jax._typing import Array
 from geode_jax.build.candidates import find_candidates
-from geode_jax.build.evidence import QuickMixture, fit_quick_mixture
+from geode_jax.build.evidence import QuickMixture, cross_fitted_evidence, fit_quick_mixture
 from geode_jax.build.standardise import divide
 from geode_jax.build.subspace import Subspaces, each_fold, learn_subspaces
 from geode_jax.learn import Completed, grow_trees
@@ -36,20 +36,28 @@ def complete(
     folds: np.ndarray | None,
     seeds: list[int],
     on_step: Callable[[float, str], None],
+    *,
+    may_lower_rank: bool,
 ) -> Completed:
     """Missing entries of filled rows `x` at their conditional means, averaged over trees.
 
     A row is filled by dictionaries that left its own fold out: one that knew the row would find again what it was
     filled with before. And the rows that a fold's dictionary learns from are filled by dictionaries that left that fold
     out too, or what it says of the fold's rows would hang on these themselves, and intervals would be too narrow.
+    With `may_lower_rank` they have no more directions than the rows tell of.
     """
     assert settings.max_rank is not None
+    parent_rows = settings.parent_rows or 0.0
     rows = np.flatnonzero(~is_observed.all(axis=1))
     seen = is_observed[rows]
     width = settings.missing_rows.num_candidates or PARTIAL_CANDIDATES
     seeds = seeds[:FILL_TREES]
     partitions, scales = grow_trees(x, is_observed, settings, seeds, on_step)
     scaled = divide(x, scales)
+    max_rank = settings.max_rank
+    if may_lower_rank and folds is not None:
+        first = learn_subspaces(scaled, partitions[0], max_rank, folds, seeds[0], parent_rows)
+        max_rank = cross_fitted_evidence(scaled, partitions[0], first, folds, is_observed).needed_rank()
     left_out = list(each_fold(folds))
     num_folds = len(left_out) - 1
     left_out += itertools.combinations(range(num_folds), 2)
@@ -63,9 +71,7 @@ def complete(
     total = np.zeros((*filler.shape, x.shape[1]), dtype=x.dtype)
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         on_step(0.5 + 0.5 * number / len(seeds), "conditional means")
-        subspaces = learn_subspaces(
-            scaled, partition, settings.max_rank, folds, seed, settings.parent_rows or 0.0, left_out
-        )
+        subspaces = learn_subspaces(scaled, partition, max_rank, folds, seed, parent_rows, left_out)
         mixture = fit_quick_mixture(scaled, partition, subspaces, folds, is_observed)
         candidates = find_candidates(scaled, rows, partition, subspaces, folds, width, is_observed)
         for group, by in enumerate(filler):

@@ -59,13 +59,13 @@ def learn_forest(
 def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_partial: int = 0) -> DictionarySettings:
     """Fill in what was left to the data's shape.
 
-    `max_rank`: 100, or as many as keep the float32 statistics of all trees within 4 GiB at 8 nodes, at least 50; at
-    most half the features beyond 20, and no more than the data allow (with as many directions as features, nothing
-    tells of the noise), or than keeps the matrices of `num_partial` rows with missing features at their candidate nodes
-    of all trees within 4 GiB. `num_neighbors`: 10, or more for very large n. `tree_rows`: all, up to 100,000.
-    `min_cell_size`: 10 rows, below which a cell's own centre costs more than it brings. `depth`: until cells reach
-    twice that size, at most 7. `num_candidates`: all nodes, or where the float32 statistics of all trees take more than
-    4 GiB as many as do not, 8 to 16.
+    `max_rank`, the largest that may be needed: 100, or as many as keep the float32 statistics of all trees within 4 GiB
+    at 8 nodes, at least 50; at most half the features beyond 20, and no more than the data allow (with as many
+    directions as features, nothing tells of the noise), or than keeps the matrices of `num_partial` rows with missing
+    features at their candidate nodes of all trees within 4 GiB. `num_neighbors`: 10, or more for very large n.
+    `tree_rows`: all, up to 100,000. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it
+    brings. `depth`: until cells reach twice that size, at most 7. `num_candidates`: all nodes, or where the float32
+    statistics of all trees take more than 4 GiB as many as do not, 8 to 16.
     """
     limit = max(1, min(num_features, num_rows) - 1)
     numbers_per_row = STATISTICS_BYTES // (4 * settings.num_trees * num_rows)
@@ -107,9 +107,10 @@ def grow_forest(
     on_step: Callable[[float, str], None],
 ) -> Forest:
     """:func:`learn_forest` on checked arguments, within the precision of `dtype`; tells `on_step` the share done."""
-    settings = resolve(settings, data.shape[0], data.shape[1], int(np.isnan(data).any(axis=1).sum()))
+    resolved = resolve(settings, data.shape[0], data.shape[1], int(np.isnan(data).any(axis=1).sum()))
     frame = learn_frame(data)
-    return grow_in_frame(key, to_model(data, frame, dtype), frame, settings, on_step)
+    x = to_model(data, frame, dtype)
+    return grow_in_frame(key, x, frame, resolved, on_step, may_lower_rank=settings.max_rank is None)
 
 
 def grow_in_frame(
@@ -119,12 +120,14 @@ def grow_in_frame(
     settings: DictionarySettings,
     on_step: Callable[[float, str], None],
     num_places: int | None = None,
+    may_lower_rank: bool = False,
 ) -> Forest:
     """The forest of rows in model coordinates, with settings that leave nothing to the data's shape.
 
     `x` is the fit's own copy, and is divided by the noise scales of the features where it lies.
 
     `num_places`: places for complete rows, at least their number, where several forests are to share a program.
+    `may_lower_rank`: nodes get no more directions than the rows tell of, at most `settings.max_rank`.
     """
     is_observed = ~np.isnan(x)
     is_partial = ~is_observed.all(axis=1)
@@ -134,18 +137,21 @@ def grow_in_frame(
     if settings.cross_fit is not None:
         folds = assign_folds(x.shape[0], settings.cross_fit.num_folds, rng)
     if not is_partial.any():
-        learned = learn(Completed(x, None), None, settings, folds, seeds, on_step)
+        learned = learn(Completed(x, None), None, settings, folds, seeds, on_step, may_lower_rank=may_lower_rank)
         rows = None
     else:
         assert settings.max_rank is not None
         on_step(0.0, "first fill")
         x = fill_low_rank(x, is_observed, settings.max_rank, seeds[0])
-        completed = complete(
-            x, is_observed, settings, folds, seeds, lambda share, text: on_step(0.5 * share, f"filling: {text}")
-        )
-        learned = learn(
-            completed, is_observed, settings, folds, seeds, lambda share, text: on_step(0.5 + 0.5 * share, text)
-        )
+
+        def on_fill(share: float, text: str) -> None:
+            on_step(0.5 * share, f"filling: {text}")
+
+        def on_learn(share: float, text: str) -> None:
+            on_step(0.5 + 0.5 * share, text)
+
+        completed = complete(x, is_observed, settings, folds, seeds, on_fill, may_lower_rank=may_lower_rank)
+        learned = learn(completed, is_observed, settings, folds, seeds, on_learn, may_lower_rank=may_lower_rank)
         rows = partial_rows(learned, is_observed, folds)
     on_step(1.0, "learned dictionaries")
     dictionary, statistics, probe = freeze_forest(learned, is_observed, folds, num_places)

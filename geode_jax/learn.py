@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from geode_jax.build.evidence import cross_fitted_evidence
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, partition_rows, route_rows
@@ -45,10 +46,13 @@ def learn(
     folds: np.ndarray | None,
     seeds: list[int],
     on_step: Callable[[float, str], None],
+    *,
+    may_lower_rank: bool,
 ) -> Learned:
     """Trees, scales and dictionaries of rows without missing entries, whose arrays are divided by the scales in place.
 
-    `is_observed` tells which entries were not filled; None where none were.
+    `is_observed` tells which entries were not filled; None where none were. With `may_lower_rank`, nodes have no more
+    directions than the rows tell of.
     """
     partitions, scales = grow_trees(completed.x, is_observed, settings, seeds, on_step)
     for x in (completed.x, *(completed.without or [])):
@@ -57,9 +61,10 @@ def learn(
     has_coordinates = folds is not None and completed.without is None and is_worth(*x.shape)
     if has_coordinates:
         completed = Completed(row_coordinates(x), None)
-    on_step(0.5, "shared span")
-    span = _find_span(completed.x, is_observed, settings, partitions[0], folds, seeds[0], x.shape[1])
-    settings = _with_span(settings, span)
+    on_step(0.5, "shared span, rank")
+    span, settings = _choose(
+        completed.x, is_observed, settings, partitions[0], folds, seeds[0], x.shape[1], may_lower_rank
+    )
     subspaces: list[Subspaces] = []
     whole: list[Subspaces] | None = [] if has_coordinates else None
     whole_span = learn_span(x, None, seeds[0]).leading(span.bases.shape[2]) if span and has_coordinates else None
@@ -145,7 +150,7 @@ def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: i
     return route_rows(x, partition, known, settings.min_cell_size)
 
 
-def _find_span(
+def _choose(
     x: np.ndarray,
     is_observed: np.ndarray | None,
     settings: DictionarySettings,
@@ -153,23 +158,28 @@ def _find_span(
     folds: np.ndarray | None,
     seed: int,
     num_features: int,
-) -> Span | None:
+    may_lower_rank: bool,
+) -> tuple[Span | None, DictionarySettings]:
+    """The shared span, if there is to be one, and settings that tell what was found, by the first tree."""
     assert settings.max_rank is not None
-    if settings.shared_span is None:
-        return None
-    if settings.shared_span.rank is not None:
-        span = learn_span(x, folds, seed).leading(settings.shared_span.rank)
-        return span if span.bases.shape[2] > 0 else None  # too few rows for any direction
-    if folds is None:
-        return None
-    parent_rows = settings.parent_rows or 0.0
-    return choose_span(x, partition, settings.max_rank, folds, seed, parent_rows, is_observed, num_features)
-
-
-def _with_span(settings: DictionarySettings, span: Span | None) -> DictionarySettings:
-    """Settings that say what was found; no node has more directions than the span."""
-    assert settings.max_rank is not None
+    shared, span = settings.shared_span, None
+    if shared is not None and shared.rank is not None:
+        span = learn_span(x, folds, seed).leading(shared.rank)
+        if span.bases.shape[2] == 0:  # too few rows for any direction
+            span = None
+    elif folds is not None and (shared is not None or may_lower_rank):
+        parent_rows = settings.parent_rows or 0.0
+        own = learn_subspaces(x, partition, settings.max_rank, folds, seed, parent_rows)
+        evidence = cross_fitted_evidence(x, partition, own, folds, is_observed, num_features)
+        if shared is not None:
+            without = evidence.log_likelihood()
+            span = choose_span(
+                x, partition, settings.max_rank, folds, seed, without, parent_rows, is_observed, num_features
+            )
+        if span is None and may_lower_rank:
+            settings = dataclasses.replace(settings, max_rank=evidence.needed_rank())
     if span is None:
-        return dataclasses.replace(settings, shared_span=None)
+        return None, dataclasses.replace(settings, shared_span=None)
+    # no node has more directions than the span
     rank = span.bases.shape[2]
-    return dataclasses.replace(settings, shared_span=SharedSpan(rank), max_rank=min(settings.max_rank, rank))
+    return span, dataclasses.replace(settings, shared_span=SharedSpan(rank), max_rank=min(settings.max_rank, rank))

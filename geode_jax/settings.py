@@ -75,14 +75,15 @@ class MissingRows:
 class DictionarySettings:
     """How stage one learns the trees and their dictionaries. None means: chosen from the data's shape.
 
-    `max_rank`: directions per node. `depth`: scales below the root. `num_trees`: trees that are averaged.
-    `num_neighbors`: neighbours per row in the graph. `tree_rows`: rows that a tree's graph and cuts are learned from,
-    other ones for every tree; the rest go to the nearer centre from the root down. `min_cell_size`: rows below which a
-    cell is not split off. `num_candidates`: nodes of each tree that a row may belong to, the sampler's memory and time
-    being in proportion; the posterior's `lost_mass` tells what that leaves out. `parent_rows`: how many rows the
-    parent's covariance counts for in a cell's; None as in the paper, where cells share nothing. `cross_fit`: None gives
-    the paper's in-sample statistics. `feature_noise`: None gives the paper's isotropic noise. `shared_span`: None lets
-    nodes learn their directions in R^D, as in the paper. `missing_rows`: for rows with missing features.
+    `max_rank`: directions per node; None: as many as held-out rows tell of and half as many again, up to 100. `depth`:
+    scales below the root. `num_trees`: trees that are averaged. `num_neighbors`: neighbours per row in the graph.
+    `tree_rows`: rows that a tree's graph and cuts are learned from, other ones for every tree; the rest go to the
+    nearer centre from the root down. `min_cell_size`: rows below which a cell is not split off. `num_candidates`: nodes
+    of each tree that a row may belong to, the sampler's memory and time being in proportion; the posterior's
+    `lost_mass` tells what that leaves out. `parent_rows`: how many rows the parent's covariance counts for in a cell's;
+    None as in the paper, where cells share nothing. `cross_fit`: None gives the paper's in-sample statistics.
+    `feature_noise`: None gives the paper's isotropic noise. `shared_span`: None lets nodes learn their directions in
+    R^D, as in the paper. `missing_rows`: for rows with missing features.
     """
 
     max_rank: int | None = None

@@ -10,7 +10,7 @@ from scipy import linalg
 from threadpoolctl import threadpool_info
 
 from geode_jax.build import blocks, evidence, subspace
-from geode_jax.build.evidence import cross_fitted_log_likelihood
+from geode_jax.build.evidence import cross_fitted_evidence
 from geode_jax.build.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.parallel import each
@@ -405,10 +405,16 @@ def test_a_row_does_not_enter_the_dictionary_that_its_statistics_come_from():
     assert np.abs(projectors[0][2] - projectors[1][2]).max() > 0.1
 
 
+def _own_evidence(x, rank, folds):
+    """Of a tree's dictionary in R^D."""
+    partition = _partition(x)
+    return cross_fitted_evidence(x, partition, learn_subspaces(x, partition, rank, folds, 0), folds)
+
+
 def test_span_is_found_where_there_is_one():
     x, directions = _flat_sheet()
     folds = assign_folds(len(x), 5, np.random.default_rng(0))
-    span = choose_span(x, _partition(x), 10, folds, 0)
+    span = choose_span(x, _partition(x), 10, folds, 0, _own_evidence(x, 10, folds).log_likelihood())
     assert span.bases.shape == (6, 40, 3)
     np.testing.assert_allclose(np.linalg.norm(directions.T @ span.bases[0], ord=2, axis=(0, 1)), 1.0, atol=0.01)
 
@@ -416,18 +422,14 @@ def test_span_is_found_where_there_is_one():
 def test_no_span_where_there_is_none():
     x = _clusters()
     folds = assign_folds(len(x), 5, np.random.default_rng(0))
-    assert choose_span(x, _partition(x), 10, folds, 0) is None
+    assert choose_span(x, _partition(x), 10, folds, 0, _own_evidence(x, 10, folds).log_likelihood()) is None
 
 
 def test_evidence_tells_learned_from_memorised():
     """With 30 directions per cell of 50 rows most are memorised, which the cross-fitted density shows."""
     x, _ = _flat_sheet()
     folds = assign_folds(len(x), 5, np.random.default_rng(0))
-    partition = _partition(x)
-    scores = [
-        cross_fitted_log_likelihood(x, partition, learn_subspaces(x, partition, rank, folds, 0), folds).mean()
-        for rank in (1, 3, 30)
-    ]
+    scores = [_own_evidence(x, rank, folds).log_likelihood().mean() for rank in (1, 3, 30)]
     assert scores[1] > scores[0] + 1.0
     assert scores[1] > scores[2]
 
@@ -436,15 +438,27 @@ def test_evidence_of_a_sample(monkeypatch):
     monkeypatch.setattr(evidence, "LARGEST_SAMPLE", 100)
     x, _ = _flat_sheet()
     folds = assign_folds(len(x), 5, np.random.default_rng(0))
-    partition = _partition(x)
-    assert cross_fitted_log_likelihood(x, partition, learn_subspaces(x, partition, 3, folds, 0), folds).shape == (100,)
+    assert _own_evidence(x, 3, folds).log_likelihood().shape == (100,)
+
+
+def test_no_more_directions_than_rows_tell_of():
+    """Three directions in every cell, which half as many again are given; noise of one variance has none to tell of."""
+    x, _ = _flat_sheet()
+    folds = assign_folds(len(x), 5, np.random.default_rng(0))
+    assert _own_evidence(x, 20, folds).needed_rank() in (4, 5)
+    assert _own_evidence(x, 2, folds).needed_rank() == 2
+    noise = np.random.default_rng(0).normal(size=x.shape).astype(np.float32)
+    assert _own_evidence(noise, 20, folds).needed_rank() <= 3
 
 
 @pytest.mark.parametrize("n", [2, 3, 6, 12])
 def test_span_of_few_rows(n):
     x = np.random.default_rng(0).normal(size=(n, 30)).astype(np.float32)
     folds = assign_folds(n, 5, np.random.default_rng(0))
-    span = choose_span(x, Partition(0, (np.arange(n),)), 5, folds, 0)
+    root = Partition(0, (np.arange(n),))
+    found = evidence.cross_fitted_evidence(x, root, learn_subspaces(x, root, 5, folds, 0), folds)
+    assert 1 <= found.needed_rank() <= 5
+    span = choose_span(x, root, 5, folds, 0, found.log_likelihood())
     assert span is None or span.bases.shape[2] <= 15
 
 

@@ -46,15 +46,66 @@ class QuickMixture(NamedTuple):
         return self.log_weight[:, None] - 0.5 * (constant + residual / self.noise[:, None] + along)
 
 
-def cross_fitted_log_likelihood(
+class Evidence(NamedTuple):
+    """What a sample of the rows says of a dictionary: a mixture fitted to their cross-fitted statistics.
+
+    `residual` (K', m), `squared` (K', m, d): the statistics. `num_observed`: features that a row shows, of
+    `num_features`.
+    """
+
+    mixture: QuickMixture
+    residual: np.ndarray
+    squared: np.ndarray
+    num_observed: np.ndarray
+    num_features: int
+
+    def log_likelihood(self) -> np.ndarray:
+        """Log density of every row, (m,)."""
+        return special.logsumexp(self._log_densities(), axis=0)
+
+    def needed_rank(self) -> int:
+        """Directions per node that the rows tell of, and half as many again: others would be shrunk to the noise.
+
+        Of a growing number of directions, the rest counted as noise, the one with the highest log likelihood less the
+        number of variances (Akaike's criterion: the mixture is fitted to the rows that it is judged by).
+        """
+        mixture, residual, squared = self.mixture, self.residual, self.squared
+        share = special.softmax(self._log_densities(), axis=0)
+        largest = last = squared.shape[2]
+        best, needed = -np.inf, largest
+        for rank in reversed(_growing(largest)):
+            # what is seen of a direction is in proportion to the features that are
+            residual = residual + squared[..., rank:last].sum(axis=2) * (self.num_observed / self.num_features)
+            squared, last = squared[..., :rank], rank
+            has_direction = mixture.has_direction[:, :rank]
+            sizes = self.num_observed, self.num_features
+            part = _maximise(mixture.nodes, share, residual, squared, has_direction, *sizes)
+            found = special.logsumexp(part.log_densities(residual, squared, *sizes), axis=0).sum() - has_direction.sum()
+            if found > best:
+                best, needed = found, rank
+        return min(largest, -(-3 * needed // 2))
+
+    def _log_densities(self) -> np.ndarray:
+        return self.mixture.log_densities(self.residual, self.squared, self.num_observed, self.num_features)
+
+
+def _growing(largest: int) -> list[int]:
+    """1, 2, 3, 5, 8, ... to `largest`."""
+    ranks = [1]
+    while ranks[-1] < largest:
+        ranks.append(min(largest, -(-3 * ranks[-1] // 2)))
+    return ranks
+
+
+def cross_fitted_evidence(
     x: np.ndarray,
     partition: Partition,
     subspaces: Subspaces,
     folds: np.ndarray,
     is_observed: np.ndarray | None = None,
     num_features: int | None = None,
-) -> np.ndarray:
-    """Log density of (a sample of) the rows under a mixture fitted to their cross-fitted statistics, (rows,).
+) -> Evidence:
+    """The evidence of (a sample of) the rows, from dictionaries that left their folds out.
 
     `num_features`: D, where x holds coordinates of rows in fewer dimensions.
     """
@@ -65,7 +116,7 @@ def cross_fitted_log_likelihood(
         nodes = nodes[_scale_of(nodes) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
     mixture, statistics = _fit(x, partition, subspaces, folds, is_observed, num_features, nodes)
     count = np.full(rows.size, num_features) if is_observed is None else is_observed[rows].sum(axis=1)
-    return special.logsumexp(mixture.log_densities(*statistics, count, num_features), axis=0)
+    return Evidence(mixture, *statistics, count, num_features)
 
 
 def sample_of(num_rows: int) -> np.ndarray:
@@ -103,15 +154,28 @@ def _fit(
         is_member[partition.cells[node]] = False
     share /= share.sum(axis=0)
     num_observed = np.full(rows.size, num_features) if seen is None else seen.sum(axis=1)
-    freedom_per_feature = 1.0 - ranks / num_features
     for _ in range(NUM_STEPS):
-        count = share.sum(axis=1)
-        noise = _noise(nodes, (share * residual).sum(axis=1), freedom_per_feature * (share @ num_observed))
-        variance = _variance(np.einsum("kn,knd->kd", share, squared, optimize=True), count, noise)
-        log_weight = np.log((count + 0.5) / (rows.size + 0.5 * nodes.size))
-        mixture = QuickMixture(nodes, log_weight, noise, variance, has_direction)
+        mixture = _maximise(nodes, share, residual, squared, has_direction, num_observed, num_features)
         share = special.softmax(mixture.log_densities(residual, squared, num_observed, num_features), axis=0)
     return mixture, (residual, squared)
+
+
+def _maximise(
+    nodes: np.ndarray,
+    share: np.ndarray,
+    residual: np.ndarray,
+    squared: np.ndarray,
+    has_direction: np.ndarray,
+    num_observed: np.ndarray,
+    num_features: int,
+) -> QuickMixture:
+    """The mixture whose nodes have the rows by the given shares, (K', n)."""
+    count = share.sum(axis=1)
+    freedom_per_feature = 1.0 - has_direction.sum(axis=1) / num_features
+    noise = _noise(nodes, (share * residual).sum(axis=1), freedom_per_feature * (share @ num_observed))
+    variance = _variance(np.einsum("kn,knd->kd", share, squared, optimize=True), count, noise)
+    log_weight = np.log((count + 0.5) / (share.shape[1] + 0.5 * nodes.size))
+    return QuickMixture(nodes, log_weight, noise, variance, has_direction)
 
 
 def cell_mixture(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax.build.blocks import slices
-from geode_jax.build.evidence import cross_fitted_log_likelihood
+from geode_jax.build.evidence import cross_fitted_evidence
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import LeftOut, Subspaces, each_fold, kept_rows, learn_subspaces
 
@@ -119,12 +119,14 @@ def choose_span(
     max_rank: int,
     folds: np.ndarray,
     seed: int,
+    without: np.ndarray,
     parent_rows: float = 0.0,
     is_observed: np.ndarray | None = None,
     num_features: int | None = None,
 ) -> Span | None:
     """The span with which one tree's dictionary describes held-out rows best; None where that is no span at all.
 
+    `without`: log likelihood of the rows by the tree's dictionary in R^D, which a span has to gain on.
     Candidates are the rank of the whole data as one Gaussian and its doubles, up to half of the features. A span is
     taken only where it gains two standard errors: where cells bend away from the common directions it loses much
     (Frey faces), where they do not it gains (`python -m benchmarks.choices` and `benchmarks.swiss_roll`).
@@ -135,12 +137,10 @@ def choose_span(
     if min(whole.bases.shape[2], num_features - 1) < 1:
         return None
     rank, best, best_gain = span_rank(x, whole, folds, num_features), None, 0.0
-    own = learn_subspaces(x, partition, max_rank, folds, seed, parent_rows)
-    without = cross_fitted_log_likelihood(x, partition, own, folds, is_observed, num_features)
     while rank < whole.bases.shape[2] and 2 * rank <= num_features:
         span = whole.leading(rank)
         found = learn_subspaces_in_span(x, span, partition, max_rank, folds, seed, parent_rows)
-        gain = cross_fitted_log_likelihood(x, partition, found, folds, is_observed, num_features) - without
+        gain = cross_fitted_evidence(x, partition, found, folds, is_observed, num_features).log_likelihood() - without
         if gain.mean() > max(best_gain, 2.0 * gain.std() / np.sqrt(gain.size)):
             best, best_gain = span, gain.mean()
         rank *= 2
