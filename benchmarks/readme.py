@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks import (
     candidates,
     choices,
+    compile_time,
     devices,
     digits_density,
     dimension,
@@ -68,6 +69,7 @@ EXPERIMENTS = (
     truncation,
     literal,
     sweep,
+    compile_time,
     devices,
     truncated_gamma,
     mixing,

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import (
     candidates,
     choices,
+    compile_time,
     devices,
     digits_density,
     dimension,
@@ -273,6 +274,12 @@ def test_literal_sampler_agrees():
 def test_sweep():
     (row,) = sweep.main(["--quick"])
     assert row["ratio"] > 0
+
+
+@pytest.mark.slow
+def test_compile_time():
+    (row,) = compile_time.main(["--quick"])
+    assert row["cached_seconds"] < row["first_seconds"]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from geode_jax.build.neighbours import nearest_neighbours, neighbour_graph, uses
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition, default_depth, partition_rows, route_rows
+from geode_jax.build.row_space import row_coordinates
 from geode_jax.build.span import choose_span, learn_span, learn_subspaces_in_span, span_rank
 from geode_jax.build.standardise import learn_frame, to_model
 from geode_jax.build.subspace import assign_folds, learn_subspaces
@@ -439,6 +440,15 @@ def test_evidence_of_a_sample(monkeypatch):
     x, _ = _flat_sheet()
     folds = assign_folds(len(x), 5, np.random.default_rng(0))
     assert _own_evidence(x, 3, folds).log_likelihood().shape == (100,)
+
+
+def test_no_more_directions_than_rows_span():
+    """Cells with their parents' directions: no more than all rows that are left span, about their mean."""
+    x = np.random.default_rng(0).normal(size=(40, 60)).astype(np.float32)
+    partition = Partition(1, (np.arange(40), np.arange(20), np.arange(20, 40)))
+    folds = assign_folds(40, 5, np.random.default_rng(0))
+    found = learn_subspaces(row_coordinates(x), partition, 39, folds, 0, parent_rows=3.0)
+    assert found.ranks.tolist() == [31, 31, 31]
 
 
 def test_no_more_directions_than_rows_tell_of():

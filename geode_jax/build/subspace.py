@@ -83,6 +83,9 @@ def learn_subspaces(
     bases = np.zeros((num_groups, num_nodes, num_features, max_rank), dtype=x.dtype)
     ranks = np.zeros(num_nodes, dtype=np.int32)
     variances = np.zeros((num_groups, num_nodes, max_rank))
+    # What the rows of a cell and of those it inherits from span. Beyond it directions are rounding, and in coordinates of
+    # the row space those are the ones that rows left out have to themselves.
+    spanned = np.zeros(num_nodes, dtype=np.int32)
 
     def learn(node: int) -> None:
         rows = partition.cells[node]
@@ -99,7 +102,8 @@ def learn_subspaces(
             Spectrum(bases[group, parent, :, :inherited], parent_rows * variances[group, parent, :inherited])
             for group in range(num_groups)
         ]
-        most = min(max_rank, num_features, fewest - 1 + inherited)
+        spanned[node] = spanned[parent] if inherited else fewest - 1
+        most = min(max_rank, num_features, fewest - 1 + inherited, spanned[node])
         learned = _cell_subspaces(x, rows, kept, most, seed + node, prior)
         rank = ranks[node] = min(scatter.variances.size for _, scatter in learned)
         for group, (centre, scatter) in enumerate(learned):
