@@ -83,7 +83,7 @@ def learn_subspaces(
     bases = np.zeros((num_groups, num_nodes, num_features, max_rank), dtype=x.dtype)
     ranks = np.zeros(num_nodes, dtype=np.int32)
     variances = np.zeros((num_groups, num_nodes, max_rank))
-    # What the rows of a cell and of those it inherits from span. Beyond it directions are rounding, and in coordinates of
+    # What the rows of a cell and of those it inherits from span. Beyond, directions are rounding, and in coordinates of
     # the row space those are the ones that rows left out have to themselves.
     spanned = np.zeros(num_nodes, dtype=np.int32)
 
