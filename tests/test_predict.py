@@ -255,8 +255,9 @@ def test_nodes_ranked_by_few_directions_are_the_right_ones():
     dense = oracle.make_oracle(posterior)
     expected = [dense.log_density(row[None], ~gone)[0] for row, gone in zip(x[400:], hidden, strict=True)]
     np.testing.assert_allclose(geode_jax.log_density(posterior, rows), expected, atol=0.01)
-    # the first two are nearly all of it, which they are not where the other directions do not count as noise
-    np.testing.assert_allclose(geode_jax.log_density(posterior, rows, num_candidates=2), expected, atol=0.1)
+    # the first two are nearly all of it (chains with other seeds lose up to 0.04 nats on average), which they are not
+    # where the other directions do not count as noise (0.24)
+    assert np.mean(expected - geode_jax.log_density(posterior, rows, num_candidates=2)) < 0.1
     filled = geode_jax.impute_mean(posterior, rows)
     for row, gone, found in zip(x[400:403], hidden[:3], filled[:3], strict=True):
         weight, mean, _ = dense.conditional(row, ~gone)
