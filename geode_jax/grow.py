@@ -23,6 +23,8 @@ from geode_jax.settings import DictionarySettings
 
 # The sampler reads (F, K, n, d) numbers in every sweep, where they are within this many bytes in float32.
 STATISTICS_BYTES = 2**32
+# The matrices of rows with missing features: beyond this much, no more than 50 directions, as work grows with d^3.
+QUICK_BYTES = 2**30
 # Nodes that a row may belong to where the statistics at all nodes take more than that: as many as fit.
 FEWEST_CANDIDATES, MOST_CANDIDATES = 8, 16
 # Rows that a tree is learned from by default: more make finer cuts no better, and the graph slow.
@@ -62,10 +64,10 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
     `max_rank`, the largest that may be needed: 100, or as many as keep the float32 statistics of all trees within 4 GiB
     at 8 nodes, at least 50; at most half the features beyond 20, and no more than the data allow (with as many
     directions as features, nothing tells of the noise), or than keeps the matrices of `num_partial` rows with missing
-    features at their candidate nodes of all trees within 4 GiB. `num_neighbors`: 10, or more for very large n.
-    `tree_rows`: all, up to 100,000. `min_cell_size`: 10 rows, below which a cell's own centre costs more than it
-    brings. `depth`: until cells reach twice that size, at most 7. `num_candidates`: all nodes, or where the float32
-    statistics of all trees take more than 4 GiB as many as do not, 8 to 16.
+    features at their candidate nodes of all trees within 4 GiB, and beyond 50 within 1 GiB. `num_neighbors`: 10, or
+    more for very large n. `tree_rows`: all, up to 100,000. `min_cell_size`: 10 rows, below which a cell's own centre
+    costs more than it brings. `depth`: until cells reach twice that size, at most 7. `num_candidates`: all nodes, or
+    where the float32 statistics of all trees take more than 4 GiB as many as do not, 8 to 16.
     """
     limit = max(1, min(num_features, num_rows) - 1)
     numbers_per_row = STATISTICS_BYTES // (4 * settings.num_trees * num_rows)
@@ -75,7 +77,8 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
         if num_partial > 0:
             width = settings.missing_rows.num_candidates or PARTIAL_CANDIDATES
             per_square = 8 * settings.num_trees * num_partial * width
-            max_rank = min(max_rank, max(1, int(np.sqrt(STATISTICS_BYTES / per_square))))
+            most, quick = (int(np.sqrt(size / per_square)) for size in (STATISTICS_BYTES, QUICK_BYTES))
+            max_rank = min(max_rank, max(1, most), max(50, quick))
     max_rank = min(max_rank, limit)
     num_neighbors = min(settings.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
     tree_rows = min(settings.tree_rows or TREE_ROWS, num_rows)

@@ -239,3 +239,8 @@ def test_default_rank_keeps_matrices_of_partial_rows_within_memory():
         found = resolve(settings, 20_000, 784, num_partial=20_000)
         bytes_of = 8 * found.num_trees * 20_000 * (width or 6)
         assert bytes_of * found.max_rank**2 <= 2**32 < bytes_of * (found.max_rank + 1) ** 2
+    # a thousand rows: as many as are still quick
+    ranks = [
+        resolve(geode_jax.DictionarySettings(), 1000, 560, number).max_rank for number in (0, 100, 500, 1000, 2000)
+    ]
+    assert ranks == [100, 100, 74, 52, 50]
