@@ -13,9 +13,10 @@ OPTIONS = {"xla_backend_optimization_level": 2}
 
 
 def quickly_compiled(function: Callable[..., Result], **options: Any) -> Callable[..., Result]:
-    """``jax.jit`` of a function that is never called inside another one, with `OPTIONS` on a CPU.
+    """``jax.jit`` with `OPTIONS` on a CPU.
 
-    Where `jax_disable_most_optimizations` is set it stays as it is, which is faster still to compile.
+    Inside another program, whose options count, it is the function itself. Where `jax_disable_most_optimizations` is
+    set it is ``jax.jit`` as it is, which is faster still to compile.
     """
 
     @cache
@@ -24,6 +25,8 @@ def quickly_compiled(function: Callable[..., Result], **options: Any) -> Callabl
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Result:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            return function(*args, **kwargs)
         is_plain = jax.config.read("jax_disable_most_optimizations") or jax.default_backend() != "cpu"
         return program(is_plain)(*args, **kwargs)
 

@@ -1,0 +1,41 @@
+"""Programs that are compiled with options of their own, as users compile them, and inside other programs."""
+
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from geode_jax.compilation import OPTIONS, quickly_compiled
+
+
+@pytest.fixture
+def as_users_compile():
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@quickly_compiled
+def double(x):
+    return 2 * x
+
+
+@pytest.mark.usefixtures("as_users_compile")
+def test_inside_other_programs():
+    """JAX takes options of compilation of the outermost program only."""
+    assert jax.eval_shape(double, np.ones(3)).shape == (3,)
+    np.testing.assert_array_equal(jax.jit(double)(np.ones(3)), 2.0)
+    np.testing.assert_array_equal(double(np.ones(3)), 2.0)
+
+
+@pytest.mark.usefixtures("as_users_compile")
+def test_options_are_used_unless_optimisations_are_off():
+    used = []
+    with mock.patch.object(jax, "jit", lambda function, compiler_options: used.append(compiler_options) or function):
+        triple = quickly_compiled(lambda x: 3 * x)
+        triple(1.0)
+        jax.config.update("jax_disable_most_optimizations", True)
+        triple(1.0)
+    assert used == [OPTIONS, None]
