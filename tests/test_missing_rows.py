@@ -186,7 +186,8 @@ def _first_result(function):
 def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     """Rows of fold 0 move; what the others are filled with for the dictionary without fold 0 stays, bit for bit.
 
-    The trees, the first fill and the mixture's parameters are held: these few numbers are learned from all rows.
+    The trees, the first fill, the rank and the mixture's parameters are held: these few numbers are learned from all
+    rows.
     """
     hidden = _hide(data, "at random").astype(np.float32) / 10 - 4
     is_observed = ~np.isnan(hidden)
@@ -199,7 +200,7 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
         monkeypatch.setattr(completion, name, _first_result(getattr(completion, name)))
 
     def complete(x):
-        return completion.complete(x, is_observed, settings, folds, [0], lambda *_: None)
+        return completion.complete(x, is_observed, settings, folds, [0], lambda *_: None, may_lower_rank=False)
 
     with precision_of(np.float32):
         moved = np.where((folds == 0)[:, None], filled + 1.0, filled).astype(np.float32)
