@@ -8,7 +8,8 @@ import jax
 
 Result = TypeVar("Result")
 
-# LLVM's second level of optimisation: on a CPU its third takes twice as long, for sweeps that are no faster.
+# LLVM's second level of optimisation: on a CPU a third less time to compile than its third, for sweeps that are as fast
+# to within a few per cent (`python -m benchmarks.compile_time`).
 OPTIONS = {"xla_backend_optimization_level": 2}
 
 
