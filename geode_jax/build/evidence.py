@@ -109,14 +109,11 @@ def cross_fitted_evidence(
 
     `num_features`: D, where x holds coordinates of rows in fewer dimensions.
     """
-    rows = sample_of(x.shape[0])
     num_features = num_features or x.shape[1]
     nodes = np.flatnonzero(partition.is_present)
     if x.shape[0] > LARGEST_SAMPLE:  # deeper ones have too few rows of the sample to be judged by
         nodes = nodes[_scale_of(nodes) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
-    mixture, statistics = _fit(x, partition, subspaces, folds, is_observed, num_features, nodes)
-    count = np.full(rows.size, num_features) if is_observed is None else is_observed[rows].sum(axis=1)
-    return Evidence(mixture, *statistics, count, num_features)
+    return _fit(x, partition, subspaces, folds, is_observed, num_features, nodes)
 
 
 def sample_of(num_rows: int) -> np.ndarray:
@@ -129,7 +126,7 @@ def fit_quick_mixture(
 ) -> QuickMixture:
     """The mixture alone; without `folds`, fitted to in-sample statistics."""
     nodes = np.flatnonzero(partition.is_present)
-    return _fit(x, partition, subspaces, folds, is_observed, x.shape[1], nodes)[0]
+    return _fit(x, partition, subspaces, folds, is_observed, x.shape[1], nodes).mixture
 
 
 def _fit(
@@ -140,7 +137,7 @@ def _fit(
     is_observed: np.ndarray | None,
     num_features: int,
     nodes: np.ndarray,
-) -> tuple[QuickMixture, tuple[np.ndarray, np.ndarray]]:
+) -> Evidence:
     rows = sample_of(x.shape[0])
     seen = None if is_observed is None else is_observed[rows]
     residual, squared = statistics_at(x[rows], None if folds is None else folds[rows], subspaces, nodes, seen)
@@ -157,7 +154,7 @@ def _fit(
     for _ in range(NUM_STEPS):
         mixture = _maximise(nodes, share, residual, squared, has_direction, num_observed, num_features)
         share = special.softmax(mixture.log_densities(residual, squared, num_observed, num_features), axis=0)
-    return mixture, (residual, squared)
+    return Evidence(mixture, residual, squared, num_observed, num_features)
 
 
 def _maximise(

@@ -19,7 +19,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     Parameters
     ----------
     max_rank : int, default=None
-        Directions per node; None chooses 100, or fewer where the data have fewer.
+        Directions per node; None chooses as many as held-out rows tell of and half as many again, up to 100.
     depth : int, default=None
         Scales below the root; None chooses from the number of rows.
     num_trees : int, default=8
