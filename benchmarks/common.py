@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -80,6 +80,17 @@ def timed(times: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     times[name] = time.perf_counter() - start
+
+
+def best_seconds(call: Callable[[], Any]) -> float:
+    """Seconds of a call that JAX runs, the best of five after one that may compile."""
+    jax.block_until_ready(call())
+    best = np.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 def earlier_rows(name: str, settings: dict[str, Any]) -> list[dict[str, Any]]:

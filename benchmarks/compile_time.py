@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.common import write_result
+from benchmarks.common import best_seconds, write_result
 from benchmarks.sweep import synthetic_problem
 from benchmarks.tables import load, table
 from geode_jax.compilation import OPTIONS
@@ -46,12 +46,7 @@ def compiled(problem: Any, level: int, length: int) -> tuple[float, float]:
     start = time.perf_counter()
     program = lowered.compile(compiler_options={LEVEL: level})
     to_compile = time.perf_counter() - start
-    best = np.inf
-    for _ in range(5):
-        start = time.perf_counter()
-        jax.block_until_ready(program(keys, chains, problem, np.int32(0), np.int32(10**6)))
-        best = min(best, (time.perf_counter() - start) / length)
-    return to_compile, best
+    return to_compile, best_seconds(lambda: program(keys, chains, problem, np.int32(0), np.int32(10**6))) / length
 
 
 def first_sweeps(shape: tuple[int, int, int, int]) -> float:

@@ -7,7 +7,6 @@ python -m benchmarks.sweep [--quick] [--sizes N,DEPTH,D ...]
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.common import write_result
+from benchmarks.common import best_seconds, write_result
 from benchmarks.tables import load
 from geode_jax._typing import Array
 from geode_jax.gibbs import allocation, noise, rank, scales, shrinkage, weights
@@ -96,13 +95,7 @@ def seconds_of(block: Callable[[Array, Chain, Problem], Any], chain: Chain, prob
 
         return jax.lax.scan(again, jnp.zeros(()), jnp.arange(repeats, dtype=jnp.uint32))[0]
 
-    loop(chain, problem).block_until_ready()
-    best = np.inf
-    for _ in range(5):
-        start = time.perf_counter()
-        loop(chain, problem).block_until_ready()
-        best = min(best, (time.perf_counter() - start) / repeats)
-    return best
+    return best_seconds(lambda: loop(chain, problem)) / repeats
 
 
 def sweep_seconds(chain: Chain, problem: Problem, repeats: int) -> float:
@@ -116,13 +109,7 @@ def sweep_seconds(chain: Chain, problem: Problem, repeats: int) -> float:
 
         return jax.lax.scan(again, chain, jnp.arange(repeats))
 
-    jax.block_until_ready(run(chain, problem))
-    best = np.inf
-    for _ in range(5):
-        start = time.perf_counter()
-        jax.block_until_ready(run(chain, problem))
-        best = min(best, (time.perf_counter() - start) / repeats)
-    return best
+    return best_seconds(lambda: run(chain, problem)) / repeats
 
 
 def tables() -> list[str]:
