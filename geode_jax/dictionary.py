@@ -1,12 +1,14 @@
 """Where NumPy's stage one becomes JAX's stage two: the frozen dictionary."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._typing import Array, Bool, Float, Int
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces
+from geode_jax.math.lowrank import HIGHEST
 from geode_jax.tree import Tree, tree_from_mask
 
 
@@ -36,6 +38,16 @@ class Dictionary(eqx.Module):
     def is_available(self) -> Bool[Array, "*batch K d"]:
         """Directions that the data support."""
         return jnp.arange(self.max_rank) < self.ranks[..., None]
+
+
+@jax.jit
+def coloured(dictionary: Dictionary, root: Float[Array, "D D"] | None) -> Dictionary:
+    """Centres ``R mu`` and bases ``R Phi`` of the features, for a dictionary of the coordinates ``R^{-1} x``."""
+    if root is None:
+        return dictionary
+    centres = jnp.matmul(dictionary.centres, root, precision=HIGHEST)
+    bases = jnp.einsum("ed,...dm->...em", root, dictionary.bases, precision=HIGHEST)
+    return eqx.tree_at(lambda it: (it.centres, it.bases), dictionary, (centres, bases))
 
 
 def freeze(partition: Partition, subspaces: Subspaces, group: int | slice) -> Dictionary:

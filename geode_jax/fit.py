@@ -182,6 +182,7 @@ def posterior_of(forest: Forest, samples: Samples, prior: Prior, settings: Sampl
         dictionary_settings=forest.dictionary_settings,
         prior=prior,
         sampler_settings=settings,
+        noise_root=forest.noise_root,
     )
     return dataclasses.replace(posterior, lost_mass=lost_mass(forest, posterior))
 

@@ -164,7 +164,7 @@ def _settings_of_classes(x: np.ndarray, rows_of: list[np.ndarray], settings: Dic
     """Settings of every class: those of the largest, whose shape all share; what is common is learned already."""
     largest = max(rows.size for rows in rows_of)
     num_partial = max(int(np.isnan(x[rows]).any(axis=1).sum()) for rows in rows_of)
-    plain = dataclasses.replace(settings, feature_noise=None, shared_span=None)
+    plain = dataclasses.replace(settings, feature_noise=None, noise_shape=None, shared_span=None)
     return resolve(plain, largest, x.shape[1], num_partial)
 
 

@@ -27,7 +27,8 @@ class Forest(eqx.Module):
     `probe`: a few complete rows at all nodes, where `statistics` are those of candidate nodes only.
 
     Made by :func:`geode_jax.learn_forest`; arrays of `dictionary` and `statistics` have a leading axis F. Everything is
-    in model coordinates ``x = (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64.
+    in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64 and R the
+    `noise_root`, (D, D); None is the identity.
     """
 
     dictionary: Dictionary
@@ -37,6 +38,7 @@ class Forest(eqx.Module):
     shift: np.ndarray
     scale: np.ndarray
     dictionary_settings: DictionarySettings = eqx.field(static=True)
+    noise_root: np.ndarray | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -77,6 +79,8 @@ class Forest(eqx.Module):
             "scale": self.scale,
             "tree.is_present": np.asarray(self.dictionary.tree.is_present),
         }
+        if self.noise_root is not None:
+            arrays["noise_root"] = self.noise_root
         for part in _PARTS:
             arrays |= {f"{part}.{name}": array for name, array in fields_of(getattr(self, part)).items()}
         return {"dictionary_settings": encode(self.dictionary_settings)}, arrays
@@ -97,4 +101,5 @@ class Forest(eqx.Module):
                 shift=arrays["shift"],
                 scale=arrays["scale"],
                 dictionary_settings=decode(header["dictionary_settings"]),
+                noise_root=arrays.get("noise_root"),
             )

@@ -158,4 +158,13 @@ def grow_in_frame(
         rows = partial_rows(learned, is_observed, folds)
     on_step(1.0, "learned dictionaries")
     dictionary, statistics, probe = freeze_forest(learned, is_observed, folds, num_places)
-    return Forest(dictionary, statistics, rows, probe, frame.shift, frame.scale * learned.scales, learned.settings)
+    return Forest(
+        dictionary=dictionary,
+        statistics=statistics,
+        partial=rows,
+        probe=probe,
+        shift=frame.shift,
+        scale=frame.scale * learned.scales,
+        dictionary_settings=learned.settings,
+        noise_root=None if learned.shape is None else learned.shape.root,
+    )

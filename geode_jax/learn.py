@@ -11,6 +11,7 @@ from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, partition_rows, route_rows
 from geode_jax.build.row_space import is_worth, row_coordinates
+from geode_jax.build.shape import Shape, choose_shapes, learn_subspaces_in_shapes
 from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
 from geode_jax.build.standardise import divide
 from geode_jax.build.subspace import Subspaces, each_fold, join_groups, learn_subspaces
@@ -28,7 +29,8 @@ class Learned(NamedTuple):
     """Trees and dictionaries of rows that are complete or have been filled.
 
     `subspaces` are those of the rows `x` divided by `scales`. Where there are few rows for their features, they and `x`
-    are in coordinates of the row space, and `whole` has the dictionaries of all rows in R^D.
+    are in coordinates of the row space, and `whole` has the dictionaries of all rows in R^D. With a `shape` of the
+    noise they are of whitened coordinates, those of a row in `x` being by the shape that left its fold out.
     """
 
     scales: np.ndarray
@@ -37,6 +39,7 @@ class Learned(NamedTuple):
     x: np.ndarray
     subspaces: list[Subspaces]
     whole: list[Subspaces] | None
+    shape: Shape | None = None
 
 
 def learn(
@@ -62,9 +65,32 @@ def learn(
     if has_coordinates:
         completed = Completed(row_coordinates(x), None)
     on_step(0.5, "shared span, rank")
-    span, settings = _choose(
-        completed.x, is_observed, settings, partitions[0], folds, seeds[0], x.shape[1], may_lower_rank
+    may_have_shape = completed.without is None and not has_coordinates
+    span, shapes, settings = _choose(
+        completed.x,
+        is_observed,
+        settings,
+        partitions[0],
+        folds,
+        seeds[0],
+        x.shape[1],
+        may_lower_rank=may_lower_rank,
+        may_have_shape=may_have_shape,
     )
+    if shapes is not None:
+        assert folds is not None
+        assert settings.max_rank is not None
+        own, found = learn_subspaces_in_shapes(
+            x,
+            shapes,
+            partitions,
+            settings.max_rank,
+            folds,
+            seeds,
+            settings.parent_rows or 0.0,
+            lambda share: on_step(0.5 + 0.5 * share, "learning dictionaries"),
+        )
+        return Learned(scales * shapes[0].unit, settings, partitions, own, found, None, shapes[0])
     subspaces: list[Subspaces] = []
     whole: list[Subspaces] | None = [] if has_coordinates else None
     whole_span = learn_span(x, None, seeds[0]).leading(span.bases.shape[2]) if span and has_coordinates else None
@@ -158,28 +184,41 @@ def _choose(
     folds: np.ndarray | None,
     seed: int,
     num_features: int,
+    *,
     may_lower_rank: bool,
-) -> tuple[Span | None, DictionarySettings]:
-    """The shared span, if there is to be one, and settings that tell what was found, by the first tree."""
+    may_have_shape: bool,
+) -> tuple[Span | None, list[Shape] | None, DictionarySettings]:
+    """A shared span, or a shape of the noise, or neither, and settings that tell what was found, by the first tree."""
     assert settings.max_rank is not None
-    shared, span = settings.shared_span, None
+    shared, parent_rows = settings.shared_span, settings.parent_rows or 0.0
+    span, shapes, noise_shape = None, None, settings.noise_shape
+    may_have_shape &= noise_shape is not None and num_features <= noise_shape.max_features
     if shared is not None and shared.rank is not None:
         span = learn_span(x, folds, seed).leading(shared.rank)
         if span.bases.shape[2] == 0:  # too few rows for any direction
             span = None
-    elif folds is not None and (shared is not None or may_lower_rank):
-        parent_rows = settings.parent_rows or 0.0
+    elif folds is not None and (shared is not None or may_lower_rank or may_have_shape):
         own = learn_subspaces(x, partition, settings.max_rank, folds, seed, parent_rows)
         evidence = cross_fitted_evidence(x, partition, own, folds, is_observed, num_features)
+        without = evidence.log_likelihood()
         if shared is not None:
-            without = evidence.log_likelihood()
             span = choose_span(
                 x, partition, settings.max_rank, folds, seed, without, parent_rows, is_observed, num_features
             )
+        if span is None and may_have_shape:
+            chosen = choose_shapes(x, partition, settings.max_rank, folds, seed, without, parent_rows)
+            if chosen is not None:
+                shapes, evidence = chosen
         if span is None and may_lower_rank:
             settings = dataclasses.replace(settings, max_rank=evidence.needed_rank())
+    settings = dataclasses.replace(settings, shared_span=None, noise_shape=None if shapes is None else noise_shape)
     if span is None:
-        return None, dataclasses.replace(settings, shared_span=None)
+        return None, shapes, settings
     # no node has more directions than the span
     rank = span.bases.shape[2]
-    return span, dataclasses.replace(settings, shared_span=SharedSpan(rank), max_rank=min(settings.max_rank, rank))
+    assert settings.max_rank is not None
+    return (
+        span,
+        None,
+        dataclasses.replace(settings, shared_span=SharedSpan(rank), max_rank=min(settings.max_rank, rank)),
+    )

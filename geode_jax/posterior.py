@@ -25,9 +25,11 @@ class Posterior(eqx.Module):
     """Draws from the posterior of a GEODE forest, with the dictionaries they refer to.
 
     Made by :func:`geode_jax.fit`. Arrays of `draws` have axes (trees F, chains C, draws T, ...); `dictionary` has a
-    leading axis F. Everything is in model coordinates ``x = (y - shift) / scale``, with `shift` and `scale` of shape
-    (D,) in float64. `lost_mass`, (F,): mean posterior probability that a complete training row is at none of its
-    candidate nodes (``DictionarySettings.num_candidates``), None where rows may be at any node.
+    leading axis F. Everything is in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of
+    shape (D,) in float64 and R the symmetric `noise_root`, (D, D), of determinant 1: over their scales the features
+    have noise of covariance ``sigma2 R R``. None is the identity. `lost_mass`, (F,): mean posterior probability that a
+    complete training row is at none of its candidate nodes (``DictionarySettings.num_candidates``), None where rows may
+    be at any node.
     """
 
     dictionary: Dictionary
@@ -38,6 +40,7 @@ class Posterior(eqx.Module):
     dictionary_settings: DictionarySettings = eqx.field(static=True)
     prior: Prior = eqx.field(static=True)
     sampler_settings: SamplerSettings = eqx.field(static=True)
+    noise_root: np.ndarray | None = None
     lost_mass: np.ndarray | None = None
 
     @property
@@ -68,7 +71,7 @@ class Posterior(eqx.Module):
     @property
     def frame(self) -> Frame:
         """Coordinates of the model."""
-        return Frame(self.shift, self.scale)
+        return Frame(self.shift, self.scale, self.noise_root)
 
     @property
     def log_jacobian(self) -> float:
@@ -162,8 +165,8 @@ class Posterior(eqx.Module):
             "shift": self.shift,
             "scale": self.scale,
         }
-        if self.lost_mass is not None:
-            arrays["lost_mass"] = self.lost_mass
+        optional = {"noise_root": self.noise_root, "lost_mass": self.lost_mass}
+        arrays |= {name: array for name, array in optional.items() if array is not None}
         header = {
             "format": _FORMAT,
             "version": _FORMAT_VERSION,
@@ -193,6 +196,7 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
             dictionary_settings=decode(header["dictionary_settings"]),
             prior=decode(header["prior"]),
             sampler_settings=decode(header["sampler_settings"]),
+            noise_root=arrays.get("noise_root"),
             lost_mass=arrays.get("lost_mass"),
         )
     _check_shapes(posterior)
@@ -215,6 +219,8 @@ def _check_shapes(posterior: Posterior) -> None:
         (posterior.shift, (features,)),
         (posterior.scale, (features,)),
     ]
+    if posterior.noise_root is not None:
+        expected.append((posterior.noise_root, (features, features)))
     for array, shape in expected:
         if array.shape != shape:
             raise ValueError(f"an array has shape {array.shape} where {shape} belongs")

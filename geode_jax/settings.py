@@ -52,6 +52,23 @@ class SharedSpan:
 
 
 @dataclasses.dataclass(frozen=True)
+class NoiseShape:
+    """The noise has a covariance of its own, ``sigma2 * R R``, the same for all nodes but for their sigma2.
+
+    R is that of the whole data's covariance but for its leading directions, which nodes have directions for, with
+    cross-fitted eigenvalues (the text of `build/shape.py` says why). It is taken where cross-fitted likelihood says
+    that it helps: where features hang together beyond a few directions, as neighbouring pixels do. It is not looked
+    for in more than `max_features` features, as its work grows with the cube of their number, in more than twice as
+    many features as rows, where training rows have missing features, without `cross_fit`, and in classes.
+    """
+
+    max_features: int = 1000
+
+    def __post_init__(self) -> None:
+        check_integer(self.max_features, "max_features", 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class MissingRows:
     """What a fit does about rows with missing features.
 
@@ -82,8 +99,9 @@ class DictionarySettings:
     of each tree that a row may belong to, the sampler's memory and time being in proportion; the posterior's
     `lost_mass` tells what that leaves out. `parent_rows`: how many rows the parent's covariance counts for in a cell's;
     None as in the paper, where cells share nothing. `cross_fit`: None gives the paper's in-sample statistics.
-    `feature_noise`: None gives the paper's isotropic noise. `shared_span`: None lets nodes learn their directions in
-    R^D, as in the paper. `missing_rows`: for rows with missing features.
+    `feature_noise`: None gives all features the same noise, as in the paper. `noise_shape`: None lets the noise of
+    different features be independent, as in the paper. `shared_span`: None lets nodes learn their directions in R^D, as
+    in the paper. After a fit, both are None where they were not taken. `missing_rows`: for rows with missing features.
     """
 
     max_rank: int | None = None
@@ -96,6 +114,7 @@ class DictionarySettings:
     parent_rows: float | None = 3.0
     cross_fit: CrossFit | None = CrossFit()
     feature_noise: FeatureNoise | None = FeatureNoise()
+    noise_shape: NoiseShape | None = NoiseShape()
     shared_span: SharedSpan | None = SharedSpan()
     missing_rows: MissingRows = MissingRows()
 
@@ -116,6 +135,7 @@ class DictionarySettings:
             check_number(self.parent_rows, "parent_rows", above=0.0)
         check_instance(self.cross_fit, "cross_fit", (CrossFit, None))
         check_instance(self.feature_noise, "feature_noise", (FeatureNoise, None))
+        check_instance(self.noise_shape, "noise_shape", (NoiseShape, None))
         check_instance(self.shared_span, "shared_span", (SharedSpan, None))
         check_instance(self.missing_rows, "missing_rows", MissingRows)
 
@@ -133,6 +153,7 @@ class DictionarySettings:
             parent_rows=None,
             cross_fit=None,
             feature_noise=None,
+            noise_shape=None,
             shared_span=None,
         )
 

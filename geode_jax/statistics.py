@@ -14,7 +14,8 @@ from jax import lax
 
 from geode_jax._typing import Array, Bool, DTypeLike, Float, Int, Shaped
 from geode_jax.dictionary import Dictionary
-from geode_jax.math.lowrank import HIGHEST, Observed, observe
+from geode_jax.math.lowrank import HIGHEST, Observed
+from geode_jax.math.seen import Seen
 
 # Rows may be spread over any number of devices that divides this one.
 ROW_BLOCKS = 16
@@ -137,26 +138,20 @@ def _placed(
     return residual.at[number, node, place].set(more_residual), squared.at[number, node, place].set(more_squared)
 
 
-def observed_statistics_of(
-    dictionary: Dictionary, x: Float[Array, "b D"], is_observed: Float[Array, "#b D"]
-) -> Observed:
+def observed_statistics_of(dictionary: Dictionary, seen: Seen) -> Observed:
     """Statistics of partial rows at every node, batch axes (b, K); one mask may serve all rows."""
-
-    def at_node(node: tuple[Array, Array]) -> Observed:
-        return observe(x, is_observed, *node)
-
-    by_node = lax.map(at_node, (dictionary.centres, dictionary.bases))
+    by_node = lax.map(lambda node: seen.statistics(*node), (dictionary.centres, dictionary.bases))
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
 
 
-def observed_statistics_at(
-    dictionary: Dictionary, x: Float[Array, "b D"], is_observed: Float[Array, "b D"], node: Int[Array, "b M"]
-) -> Observed:
+def observed_statistics_at(dictionary: Dictionary, seen: Seen, node: Int[Array, "b M"]) -> Observed:
     """Statistics of partial rows, each with its mask, at some nodes of every row; batch axes (b, M)."""
 
+    def of_row(row: Array, centre: Array, basis: Array) -> Observed:
+        return jax.tree.map(lambda leaf: leaf[0], seen.row(row).statistics(centre, basis))
+
     def at_slot(node: Array) -> Observed:
-        found = jax.vmap(observe)(x[:, None], is_observed[:, None], dictionary.centres[node], dictionary.bases[node])
-        return jax.tree.map(lambda leaf: leaf[:, 0], found)
+        return jax.vmap(of_row)(jnp.arange(node.size), dictionary.centres[node], dictionary.bases[node])
 
     by_slot = lax.map(at_slot, node.T)
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_slot)

@@ -1,5 +1,6 @@
 """Shared set-up: runtime shape checks, one compilation cache, one small problem that every sampler test shares."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -49,14 +50,20 @@ def data():
     return 40.0 + 7.0 * (latent @ rng.normal(size=(3, 6)) + 0.15 * rng.normal(size=(90, 6)))
 
 
-DICTIONARY = DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=10)
+DICTIONARY = DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=10, noise_shape=None)
 SAMPLER = SamplerSettings(num_warmup=40, num_samples=30, num_chains=2, segment_length=10)
 
 
-@pytest.fixture(scope="session", params=["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session", params=["float32", "shaped", pytest.param("float64", marks=pytest.mark.slow)])
 def posterior(request, data):
-    """One small fit per type: two trees, two chains."""
-    return fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, dtype=request.param)
+    """One small fit per type: two trees, two chains. "shaped" has noise that is not isotropic, in float32."""
+    if request.param != "shaped":
+        return fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, dtype=request.param)
+    axes = np.linalg.qr(np.random.default_rng(1).normal(size=(6, 6)))[0]
+    root = (axes * np.exp(np.linspace(-0.6, 0.6, 6))) @ axes.T
+    plain = dataclasses.replace(DICTIONARY, feature_noise=None)  # one scale, which commutes with the root
+    found = fit(jax.random.key(0), (data - 40.0) @ np.linalg.inv(root), dictionary=plain, sampler=SAMPLER)
+    return dataclasses.replace(found, shift=40.0 + found.shift @ root, noise_root=root)
 
 
 @pytest.fixture(autouse=True)

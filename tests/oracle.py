@@ -68,6 +68,7 @@ def make_oracle(posterior, num_draws=None):
     draws = posterior.thin(num_draws)
     dictionary = posterior.dictionary
     scale = dictionary.tree.scale
+    root = np.eye(posterior.num_features) if posterior.noise_root is None else posterior.noise_root
     parts = []
     trees, length = draws.log_joint.shape
     for f in range(trees):
@@ -78,8 +79,8 @@ def make_oracle(posterior, num_draws=None):
                 basis = np.asarray(dictionary.bases[f, k], np.float64)
                 sigma2 = np.exp(float(draws.log_sigma2[f, t, scale[k]]))
                 alpha2 = sigma2 * np.expm1(np.asarray(draws.neg_log_u[f, t, k], np.float64))
-                covariance = basis * alpha2 @ basis.T + sigma2 * np.eye(basis.shape[0])
-                centre = np.asarray(dictionary.centres[f, k], np.float64)
+                covariance = root @ (basis * alpha2 @ basis.T + sigma2 * np.eye(basis.shape[0])) @ root
+                centre = root @ np.asarray(dictionary.centres[f, k], np.float64)
                 parts.append(
                     (
                         log_weights[k] - np.log(trees * length),

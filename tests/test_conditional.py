@@ -164,9 +164,9 @@ def test_rows_of_one_pattern_share_its_algebra(posterior, data, monkeypatch):
     masks = []
     original = conditional_module.conditional_summary
 
-    def spy(dictionary, draws, x, is_observed, features, **options):
-        masks.append(is_observed.shape[0])
-        return original(dictionary, draws, x, is_observed, features, **options)
+    def spy(dictionary, draws, seen, features, **options):
+        masks.append(seen.mask.shape[0])
+        return original(dictionary, draws, seen, features, **options)
 
     monkeypatch.setattr(conditional_module, "conditional_summary", spy)
     together = geode_jax.impute(posterior, hidden)

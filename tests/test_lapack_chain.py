@@ -16,6 +16,7 @@ from jax.extend import core
 from geode_jax import completion
 from geode_jax._typing import precision_of
 from geode_jax.gibbs import missing
+from geode_jax.math.seen import see
 from geode_jax.model import sample_prior
 from geode_jax.predict import impute, partial, reduced
 
@@ -52,15 +53,23 @@ def unordered_pairs(jaxpr):
     return count, pairs
 
 
-@pytest.fixture
-def arguments(posterior):
+@pytest.fixture(params=[None, 6], ids=["isotropic", "shaped"])
+def arguments(posterior, request):
     with precision_of(posterior.dtype):
         x = jnp.zeros((4, 6), posterior.dtype)
-        yield posterior.dictionary, jax.tree.map(jnp.asarray, posterior.thin(4)), x, jnp.ones_like(x)
+        seen = see(x, jnp.ones_like(x), request.param and jnp.eye(6, dtype=x.dtype), num_seen=6)
+        yield posterior.dictionary, jax.tree.map(jnp.asarray, posterior.thin(4)), seen
+
+
+def test_what_is_seen_is_one_chain():
+    program = functools.partial(see, num_seen=5)
+    count, pairs = unordered_pairs(jax.make_jaxpr(program)(jnp.zeros((4, 6)), jnp.ones((4, 6)), jnp.eye(6)).jaxpr)
+    assert count == 2
+    assert not pairs
 
 
 def test_predictions_are_one_chain(arguments):
-    row = jnp.arange(4)
+    row, dtype = jnp.arange(4), arguments[2].x.dtype
     programs = {
         "density": functools.partial(partial.log_density_partial, num_candidates=3),
         "mean": functools.partial(impute.conditional_summary, features=None, num_candidates=3, levels=None),
@@ -73,9 +82,9 @@ def test_predictions_are_one_chain(arguments):
         jax.random.key(0), *arguments, row, None
     )
     shown = reduced.Shown(*(jnp.zeros(shape, jnp.float32) for shape in ((4, 6), (4, 6, 6), (4, 6), (4,), (4,))))
-    shown = jax.tree.map(lambda leaf: leaf.astype(arguments[2].dtype), shown)
+    shown = jax.tree.map(lambda leaf: leaf.astype(dtype), shown)
     jaxprs["classes"] = jax.make_jaxpr(functools.partial(reduced.log_density_reduced, num_candidates=3))(
-        *arguments[:2], jnp.ones((), arguments[2].dtype), shown
+        *arguments[:2], jnp.ones((), dtype), shown
     )
     for name, jaxpr in jaxprs.items():
         count, pairs = unordered_pairs(jaxpr.jaxpr)

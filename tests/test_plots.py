@@ -14,6 +14,7 @@ from geode_jax.interop.plots import (
     intrinsic_dimension,
     scale_weights,
 )
+from geode_jax.predict.boundary import of_features
 
 
 @pytest.fixture
@@ -63,11 +64,12 @@ def test_cells_are_the_covariances(ax, posterior, data):
     """The heaviest ellipse is that of its node's covariance, at the mean of log sigma and alpha2 / sigma2."""
     assert cells(ax, posterior, data, tree=1, features=(2, 4)) is ax
     node = int(np.asarray(posterior.draws.log_weights[1]).mean(axis=(0, 1)).argmax())
-    dictionary, draws = posterior.dictionary, posterior.draws
+    dictionary, draws = of_features(posterior), posterior.draws
+    root = np.eye(6) if posterior.noise_root is None else posterior.noise_root
     noise = np.exp(np.asarray(draws.log_sigma2[1])[..., dictionary.tree.scale[node]].mean())
     signal = noise * np.expm1(np.asarray(draws.neg_log_u[1])[..., node, :])
     basis = np.asarray(dictionary.bases[1, node])[[2, 4]]
-    covariance = (basis * signal.mean(axis=(0, 1))) @ basis.T + noise * np.eye(2)
+    covariance = (basis * signal.mean(axis=(0, 1))) @ basis.T + noise * (root @ root)[np.ix_([2, 4], [2, 4])]
     covariance *= np.outer(posterior.scale[[2, 4]], posterior.scale[[2, 4]])
     heaviest = max(ax.lines[1:], key=lambda line: line.get_alpha() or 0.0)
     outline = heaviest.get_xydata()[:-1]  # two standard deviations all around, the last point being the first

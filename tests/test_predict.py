@@ -187,6 +187,7 @@ def test_conditional_draws(posterior, dense, rows):
     assert (draws[:, :, SEEN] == rows[:2, SEEN]).all()
 
 
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
 def test_draws_of_trees_that_disagree_are_drawn_together(posterior, rows):
     """One tree moved away: the draws have the oracle's pooled spread, not that of the plain average."""
     moved = np.array(posterior.dictionary.centres)

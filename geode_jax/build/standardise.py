@@ -9,10 +9,14 @@ from geode_jax.build.blocks import slices
 
 
 class Frame(NamedTuple):
-    """Coordinates of the model: ``x = (y - shift) / scale``, both of shape (D,), float64."""
+    """Coordinates of the model: ``x = R^{-1} (y - shift) / scale``, shift and scale of shape (D,), float64.
+
+    `root` is the symmetric R, (D, D), of determinant 1; None where it is the identity.
+    """
 
     shift: np.ndarray
     scale: np.ndarray
+    root: np.ndarray | None = None
 
 
 def learn_frame(data: np.ndarray) -> Frame:
@@ -45,9 +49,17 @@ def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
     The subtraction is in float64, so that a far-off origin costs no digits.
     """
     x = np.empty(data.shape, dtype)
+    inverse = None if frame.root is None else np.linalg.inv(frame.root)
     for out, block in zip(_blocks(x), _blocks(data), strict=True):
-        out[:] = (block - frame.shift) / frame.scale
+        scaled = (block - frame.shift) / frame.scale
+        out[:] = scaled if inverse is None else scaled @ inverse
     return x
+
+
+def to_data(x: np.ndarray, frame: Frame) -> np.ndarray:
+    """The inverse of :func:`to_model`, in float64."""
+    scaled = np.asarray(x, np.float64)
+    return frame.shift + frame.scale * (scaled if frame.root is None else scaled @ frame.root)
 
 
 def divide(x: np.ndarray, scales: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

@@ -16,9 +16,11 @@ from numpyro.util import is_prng_key
 
 from geode_jax._checks import check_instance, check_integer
 from geode_jax._typing import Array, Float, Int, KeyArray
+from geode_jax.dictionary import coloured
 from geode_jax.forest import Forest
 from geode_jax.gibbs.chain import Chain, Draw, draw_of, initial_chain, step
 from geode_jax.gibbs.sweep import Problem
+from geode_jax.math.lowrank import HIGHEST
 from geode_jax.posterior import Posterior
 from geode_jax.predict.boundary import DENSITY_DRAWS
 from geode_jax.predict.density import log_density_by_tree
@@ -142,6 +144,7 @@ class GeodeKernel(MCMCKernel):
             ),
             shift=self.forest.shift,
             scale=self.forest.scale,
+            noise_root=self.forest.noise_root,
             dictionary_settings=self.forest.dictionary_settings,
             prior=self._prior,
             sampler_settings=SamplerSettings(
@@ -174,22 +177,24 @@ class PosteriorPredictive(Distribution):
 
     support = constraints.real_vector
     arg_constraints: ClassVar[dict[str, Any]] = {}
-    pytree_data_fields = ("dictionary", "draws", "shift", "scale")
+    pytree_data_fields = ("dictionary", "draws", "shift", "scale", "root", "inverse_root")
 
     def __init__(
         self, posterior: Posterior, *, num_draws: int = DENSITY_DRAWS, validate_args: bool | None = None
     ) -> None:
         check_instance(posterior, "posterior", Posterior)
         draws = posterior.thin(check_integer(num_draws, "num_draws", 1))
-        self.dictionary, self.draws, self.shift, self.scale = jax.tree.map(
-            _in_default_precision, (posterior.dictionary, draws, posterior.shift, posterior.scale)
+        root = posterior.noise_root
+        inverse = None if root is None else np.linalg.inv(root)
+        self.dictionary, self.draws, self.shift, self.scale, self.root, self.inverse_root = jax.tree.map(
+            _in_default_precision, (posterior.dictionary, draws, posterior.shift, posterior.scale, root, inverse)
         )
         super().__init__((), (posterior.num_features,), validate_args=validate_args)
 
     def log_prob(self, value: Float[Array, "*batch D"], intermediates: Any = None) -> Float[Array, "*batch"]:
         """Log density in nats."""
         value = jnp.asarray(value)
-        rows = ((value - self.shift) / self.scale).reshape(-1, self.event_shape[0])
+        rows = _times((value - self.shift) / self.scale, self.inverse_root).reshape(-1, self.event_shape[0])
         by_tree = log_density_by_tree(self.dictionary, self.draws, rows)
         total = jax.nn.logsumexp(by_tree, axis=0) - jnp.log(by_tree.shape[0]) - jnp.log(self.scale).sum()
         return total.reshape(value.shape[:-1])
@@ -198,7 +203,7 @@ class PosteriorPredictive(Distribution):
         """New rows."""
         num_rows = int(np.prod(sample_shape, dtype=int))
         rows = sample_rows(key, self.dictionary, self.draws, num_rows=max(num_rows, 1))[:num_rows]
-        return (self.shift + self.scale * rows).reshape(*sample_shape, *self.event_shape)
+        return (self.shift + self.scale * _times(rows, self.root)).reshape(*sample_shape, *self.event_shape)
 
     @property
     def mean(self) -> Float[Array, "D"]:
@@ -213,7 +218,9 @@ class PosteriorPredictive(Distribution):
         offset = self._centres() - jnp.einsum("fk,fkD->D", by_node, self._centres())
         sigma2 = jnp.exp(self.draws.log_sigma2)[:, :, jnp.asarray(self.dictionary.tree.scale)]
         alpha2 = jnp.einsum("ftk,ftk,ftkm->fkm", weights, sigma2, jnp.expm1(self.draws.neg_log_u))
-        within = jnp.einsum("fkDm,fkm->D", jnp.square(self.dictionary.bases), alpha2) + jnp.sum(weights * sigma2)
+        bases = coloured(self.dictionary, self.root).bases
+        noise = 1.0 if self.root is None else jnp.sum(jnp.square(self.root), axis=0)
+        within = jnp.einsum("fkDm,fkm->D", jnp.square(bases), alpha2) + noise * jnp.sum(weights * sigma2)
         return jnp.square(self.scale) * (jnp.einsum("fk,fkD->D", by_node, jnp.square(offset)) + within)
 
     def _node_weights(self) -> Float[Array, "F T K"]:
@@ -221,7 +228,11 @@ class PosteriorPredictive(Distribution):
         return jnp.exp(self.draws.log_weights) / (num_trees * num_draws)
 
     def _centres(self) -> Float[Array, "F K D"]:
-        return self.dictionary.centres
+        return _times(self.dictionary.centres, self.root)
+
+
+def _times(rows: Float[Array, "*batch D"], matrix: Float[Array, "D D"] | None) -> Float[Array, "*batch D"]:
+    return rows if matrix is None else jnp.matmul(rows, matrix, precision=HIGHEST)
 
 
 def _in_default_precision(leaf: Any) -> Array:

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from geode_jax._checks import check_data, check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.posterior import Posterior
+from geode_jax.predict.boundary import of_features
 from geode_jax.predict.conditional import condition
 
 
@@ -103,7 +104,9 @@ def cells(
     if X is not None:
         rows = check_data(X, allow_nan=True, num_features=posterior.num_features)
         ax.plot(*rows[:, shown].T, ".", color="black", markersize=2, alpha=0.4)
-    dictionary, draws = posterior.dictionary, posterior.draws
+    dictionary, draws = of_features(posterior), posterior.draws
+    root = np.eye(posterior.num_features) if posterior.noise_root is None else posterior.noise_root
+    shape = root[shown] @ root[:, shown]
     scale_of = dictionary.tree.scale
     weight = np.exp(np.asarray(draws.log_weights[tree], np.float64)).mean(axis=(0, 1))
     # the noise of a scale that is empty in a few draws has no arithmetic mean
@@ -114,7 +117,7 @@ def cells(
     angle = np.linspace(0.0, 2.0 * np.pi, 60)
     for node in np.flatnonzero(weight > 1e-3):
         basis = np.asarray(dictionary.bases[tree, node], np.float64)[shown]
-        covariance = (basis * signal[node]) @ basis.T + noise[node] * np.eye(wanted)
+        covariance = (basis * signal[node]) @ basis.T + noise[node] * shape
         values, vectors = np.linalg.eigh(covariance * np.outer(unit, unit))
         centre = posterior.shift[shown] + unit * np.asarray(dictionary.centres[tree, node], np.float64)[shown]
         half_axes = 2.0 * np.sqrt(values) * vectors
@@ -143,7 +146,7 @@ def dictionary_images(
 
     Directions are in the data's units, each scaled to the range of the centres, grey being 0.
     """
-    dictionary = posterior.dictionary
+    dictionary = of_features(posterior)
     absent = [node for node in nodes if not bool(dictionary.tree.is_present[tree, node])]
     if absent:
         raise ValueError(f"nodes: expected present nodes, got {absent}")

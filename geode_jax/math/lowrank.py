@@ -18,6 +18,7 @@ jaxlib 0.10.2 on 2 cores). So every function here is one chain of such calls, an
 beside each other; `tests/test_lapack_chain.py` holds that.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -62,19 +63,38 @@ def observe(
     basis are then taken once. `x` is finite, with anything at missing entries.
     """
     gram = masked_gram(is_observed, basis) if gram is None else gram
+    return reduce_shown(
+        is_observed * (x - centre),
+        gram,
+        is_observed.sum(axis=-1),
+        lambda values: jnp.matmul(values, basis, precision=HIGHEST),
+        lambda eta: is_observed * jnp.matmul(eta, basis.T, precision=HIGHEST),
+    )
+
+
+def reduce_shown(
+    shown: Float[Array, "b p"],
+    gram: Float[Array, "#b d d"],
+    num_observed: Float[Array, "#b"],
+    along: Callable[[Array], Array],
+    back: Callable[[Array], Array],
+) -> Observed:
+    """:func:`observe` of what rows show of their difference from the centre, with isotropic noise.
+
+    `along` multiplies such values by the basis as far as it is seen, (b, p) to (b, d), and `back` is its transpose.
+    """
     factor = _ridged_factor(gram)
-    gram, factor = (jnp.broadcast_to(part, (x.shape[0], *part.shape[1:])) for part in (gram, factor))
-    centred = is_observed * (x - centre)
-    cross = jnp.matmul(centred, basis, precision=HIGHEST)
+    gram, factor = (jnp.broadcast_to(part, (shown.shape[0], *part.shape[1:])) for part in (gram, factor))
+    cross = along(shown)
     start = solve_factored(factor, cross)
-    error = centred - is_observed * jnp.matmul(start, basis.T, precision=HIGHEST)
+    error = shown - back(start)
     return Observed(
         gram=gram,
         cross=cross,
         start=start,
-        remainder=jnp.matmul(error, basis, precision=HIGHEST),
+        remainder=along(error),
         residual=jnp.sum(jnp.square(error), axis=-1),
-        num_observed=jnp.broadcast_to(is_observed.sum(axis=-1), x.shape[:1]),
+        num_observed=jnp.broadcast_to(num_observed, shown.shape[:1]),
     )
 
 

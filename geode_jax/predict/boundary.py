@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._checks import check_data, check_instance, check_integer
-from geode_jax._typing import ArrayLike, precision_of
+from geode_jax._typing import Array, ArrayLike, precision_of
 from geode_jax.build.standardise import to_model
+from geode_jax.dictionary import Dictionary, coloured
 from geode_jax.gibbs.chain import Draw
+from geode_jax.math.seen import see
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior import Posterior
 from geode_jax.predict.partial import bytes_per_row, log_density_partial
@@ -48,20 +50,46 @@ def thinned(posterior: Posterior, num_draws: int | None) -> Draw:
 
 
 def partial_rows(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Model coordinates with 0 (the centre of the data) at missing entries, and the mask of observed ones."""
+    """Features over their scales, 0 (the centre of the data) at missing ones, and the mask of observed ones."""
     missing = np.isnan(data)
-    x = to_model(np.where(missing, posterior.shift, data), posterior.frame, posterior.dtype)
+    x = to_model(np.where(missing, posterior.shift, data), posterior.frame._replace(root=None), posterior.dtype)
     return x, (~missing).astype(posterior.dtype)
 
 
-def map_partial_rows(
-    function: Callable[..., Any], x: np.ndarray, is_observed: np.ndarray, *more: np.ndarray, bytes_per_row: int
-) -> Any:
-    """:func:`map_row_blocks` of ``function(rows, masks, ...)``, rows that miss the same features together.
+def of_features(posterior: Posterior) -> Dictionary:
+    """The dictionary of the features over their scales, for rows that do not show all of them."""
+    return coloured(posterior.dictionary, _root(posterior.noise_root, posterior.dtype))
 
-    A pattern of many rows, as in regression, gets blocks of its own and is passed as one mask, (1, D), so that what
-    depends on the pattern alone is done once per block.
+
+def _root(root: np.ndarray | None, dtype: np.dtype) -> Array | None:
+    return None if root is None else jnp.asarray(root, dtype)
+
+
+def num_seen(is_observed: np.ndarray) -> int:
+    """Places for the observed features of any row: in eighths of all, so that few programs are compiled."""
+    num_features = is_observed.shape[1]
+    step = -(-num_features // 8)
+    return min(num_features, -(-max(1, int(is_observed.sum(axis=1).max())) // step) * step)
+
+
+def map_partial_rows(
+    function: Callable[..., Any],
+    x: np.ndarray,
+    is_observed: np.ndarray,
+    *more: np.ndarray,
+    bytes_per_row: int,
+    root: np.ndarray | None = None,
+) -> Any:
+    """:func:`map_row_blocks` of ``function(seen, ...)``, rows that miss the same features together.
+
+    A pattern of many rows, as in regression, gets blocks of its own and one mask, (1, D), so that what depends on the
+    pattern alone is done once per block. `root`: that of the noise, where it is not isotropic.
     """
+    places, noise_root = num_seen(is_observed), _root(root, x.dtype)
+
+    def on_rows(rows: Array, mask: Array, *others: Array) -> Any:
+        return function(see(rows, mask, noise_root, num_seen=places), *others)
+
     packed = np.packbits(is_observed.astype(bool), axis=1)
     _, pattern, count = np.unique(packed, axis=0, return_inverse=True, return_counts=True)
     pattern = pattern.reshape(-1)
@@ -71,7 +99,7 @@ def map_partial_rows(
     if rest.size:
         arrays = (array[rest] for array in (x, is_observed, *more))
         index.append(rest)
-        parts.append(map_row_blocks(function, *arrays, bytes_per_row=bytes_per_row))
+        parts.append(map_row_blocks(on_rows, *arrays, bytes_per_row=bytes_per_row))
     for number in np.flatnonzero(is_common):
         here = np.flatnonzero(pattern == number)
         mask = jnp.asarray(is_observed[here[:1]])
@@ -79,7 +107,7 @@ def map_partial_rows(
         index.append(here)
         parts.append(
             map_row_blocks(
-                lambda rows, *others, mask=mask: function(rows, mask, *others), *arrays, bytes_per_row=bytes_per_row
+                lambda rows, *others, mask=mask: on_rows(rows, mask, *others), *arrays, bytes_per_row=bytes_per_row
             )
         )
     order = np.argsort(np.concatenate(index))
@@ -113,21 +141,19 @@ def map_rows(
 
 def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int) -> int:
     """Upper estimate of the memory a partial row takes in a block."""
-    return bytes_per_row(posterior.dictionary, num_candidates, draws.log_joint.shape[1])
-
-
-def to_data(posterior: Posterior, x: np.ndarray) -> np.ndarray:
-    """Model coordinates to the data's units."""
-    return posterior.shift + posterior.scale * np.asarray(x, dtype=np.float64)
+    most_seen = 0 if posterior.noise_root is None else posterior.num_features
+    return bytes_per_row(posterior.dictionary, num_candidates, draws.log_joint.shape[1], most_seen)
 
 
 def partial_log_density_by_tree(
     posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray, num_candidates: int
 ) -> np.ndarray:
     """Log density of the observed parts under each tree, (n, F), in model coordinates."""
+    dictionary = of_features(posterior)
     return map_partial_rows(
-        lambda rows, seen: log_density_partial(posterior.dictionary, draws, rows, seen, num_candidates=num_candidates),
+        lambda seen: log_density_partial(dictionary, draws, seen, num_candidates=num_candidates),
         x,
         is_observed,
+        root=posterior.noise_root,
         bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
     )

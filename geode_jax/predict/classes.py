@@ -113,7 +113,7 @@ def _partial(
         noise = jnp.asarray(reduction.noise, x.dtype)
         rank = basis.shape[1]
         shown = map_partial_rows(
-            lambda rows, seen: show(origin, basis, rows, seen),
+            lambda seen: show(origin, basis, seen.x, seen.mask),
             x,
             is_observed,
             bytes_per_row=x.itemsize * (4 * x.shape[1] + 4 * rank * rank),
@@ -131,12 +131,12 @@ def _partial(
             by_draw = map_row_blocks(of_shown, *leaves, bytes_per_row=reduced_row_bytes(member.dictionary, width))
         else:
             by_draw = map_partial_rows(
-                lambda rows, seen, member=member, draws=draws, width=width: log_densities_partial(
-                    member.dictionary, draws, rows, seen, num_candidates=width
+                lambda seen, member=member, draws=draws, width=width: log_densities_partial(
+                    member.dictionary, draws, seen, num_candidates=width
                 ),
                 x,
                 is_observed,
-                bytes_per_row=member.num_trees * partial_row_bytes(member.dictionary, width, num_draws),
+                bytes_per_row=member.num_trees * partial_row_bytes(member.dictionary, width, num_draws, 0),
             )
         found.append(by_draw.reshape(x.shape[0], -1) + jacobian)
     return np.stack(found, axis=1)

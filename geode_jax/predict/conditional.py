@@ -17,6 +17,7 @@ from geode_jax.predict.boundary import (
     check_draws,
     check_rows,
     map_partial_rows,
+    of_features,
     partial_log_density_by_tree,
     partial_row_bytes,
     partial_rows,
@@ -112,13 +113,12 @@ class Conditional:
         with precision_of(posterior.dtype):
             draws = thinned(posterior, self.num_draws)
             x, is_observed = partial_rows(posterior, self.rows[partial])
-            features = self._index()
+            features, dictionary = self._index(), of_features(posterior)
             drawn = map_partial_rows(
-                lambda rows, seen, number: conditional_draws(
+                lambda seen, number: conditional_draws(
                     key,
-                    posterior.dictionary,
+                    dictionary,
                     draws,
-                    rows,
                     seen,
                     number,
                     features,
@@ -128,6 +128,7 @@ class Conditional:
                 x,
                 is_observed,
                 partial.astype(np.int32),
+                root=posterior.noise_root,
                 bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates)
                 + x.itemsize * num_samples * wanted.shape[1],
             )
@@ -177,9 +178,11 @@ class Conditional:
             whole[:, self.features], seen[:, self.features] = wanted, 1.0
         if not seen.all():
             return partial_log_density_by_tree(self.posterior, draws, whole, seen, self.num_candidates)
+        root = self.posterior.noise_root
+        complete = whole if root is None else (whole @ np.linalg.inv(root)).astype(whole.dtype)
         by_tree = map_row_blocks(
             lambda rows: log_density_by_tree(self.posterior.dictionary, draws, rows).T,
-            whole,
+            complete,
             bytes_per_row=density_row_bytes(draws, whole),
         )
         return np.asarray(by_tree, np.float64)
@@ -211,12 +214,11 @@ class Conditional:
         self, x: np.ndarray, is_observed: np.ndarray, levels: tuple[float, ...] | None
     ) -> tuple[np.ndarray, ...]:
         draws = thinned(self.posterior, self.num_draws)
-        features = self._index()
+        features, dictionary = self._index(), of_features(self.posterior)
         return map_partial_rows(
-            lambda rows, seen: conditional_summary(
-                self.posterior.dictionary,
+            lambda seen: conditional_summary(
+                dictionary,
                 draws,
-                rows,
                 seen,
                 features,
                 num_candidates=self.num_candidates,
@@ -224,6 +226,7 @@ class Conditional:
             ),
             x,
             is_observed,
+            root=self.posterior.noise_root,
             bytes_per_row=partial_row_bytes(self.posterior, draws, self.num_candidates)
             + x.itemsize * len(levels or ()) * self._columns(x).shape[1],
         )

@@ -10,6 +10,7 @@ from jax import lax
 from geode_jax._typing import Array, ArrayLike, Float
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.chain import Draw
+from geode_jax.math.seen import Seen
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior import Posterior
 from geode_jax.predict.boundary import (
@@ -20,6 +21,7 @@ from geode_jax.predict.boundary import (
     check_rows,
     map_partial_rows,
     map_rows,
+    of_features,
     partial_row_bytes,
 )
 from geode_jax.predict.density import density_row_bytes, node_probabilities
@@ -47,12 +49,12 @@ def intrinsic_dimension(
         )
 
     def of_partial(draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+        dictionary = of_features(posterior)
         return map_partial_rows(
-            lambda rows, seen: _node_probabilities_partial(
-                posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
-            ),
+            lambda seen: _node_probabilities_partial(dictionary, draws, seen, num_candidates=num_candidates),
             x,
             is_observed,
+            root=posterior.noise_root,
             bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
         )
 
@@ -64,14 +66,15 @@ def intrinsic_dimension(
 
 @partial(jax.jit, static_argnames="num_candidates")
 def _node_probabilities_partial(
-    dictionary: Dictionary, draws: Draw, x: Array, is_observed: Array, *, num_candidates: int
+    dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int
 ) -> Float[Array, "b F K"]:
     """Probability of each node given the observed part, averaged over the draws of each tree; 0 off the candidates."""
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
-        candidates = find_candidates(*inputs, x, is_observed, num_candidates)
+        candidates = find_candidates(*inputs, seen, num_candidates)
         probability = jax.nn.softmax(candidate_scores(*inputs, candidates), axis=2).mean(axis=0)
-        empty = jnp.zeros((x.shape[0], inputs[0].tree.is_present.shape[-1]), x.dtype)
-        return empty.at[jnp.arange(x.shape[0])[:, None], candidates.node].set(probability)
+        num_rows = seen.x.shape[0]
+        empty = jnp.zeros((num_rows, inputs[0].tree.is_present.shape[-1]), seen.x.dtype)
+        return empty.at[jnp.arange(num_rows)[:, None], candidates.node].set(probability)
 
     return jnp.swapaxes(lax.map(one_tree, (dictionary, draws)), 0, 1)

@@ -20,24 +20,34 @@ from geode_jax._typing import Array, Float, KeyArray
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.chain import Draw
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
+from geode_jax.math.seen import Seen
 from geode_jax.predict.partial import Mixture, candidate_scores, find_candidates, merged_mixture
 
 
 def _components(
-    dictionary: Dictionary, mixture: Mixture, features: Array | None, with_variance: bool
+    dictionary: Dictionary, mixture: Mixture, seen: Seen, features: Array | None, with_variance: bool
 ) -> tuple[Array, Array]:
     """Mean and variance of the `features` under every component of one tree, (M, b, D') each."""
     centres, bases = _rows_of(dictionary, features)
+    whitening = seen.whitening
+    told = None if whitening is None else whitening.told(features)
 
     def at_candidate(inputs: tuple[Array, ...]) -> tuple[Array, Array]:
         node, eta, covariance, noise = inputs
-        basis = bases[node]
+        basis, variance = bases[node], noise[:, None]
         mean = centres[node] + jnp.einsum("bDd,bd->bD", basis, eta, precision=HIGHEST)
+        if whitening is not None and told is not None:
+            # what the observed features are off their mean tells of the noise in the others
+            along = whitening(dictionary.bases[node])
+            off = whitening((seen.x - dictionary.centres[node])[..., None])[..., 0]
+            off -= jnp.einsum("bpd,bd->bp", along, eta, precision=HIGHEST)
+            mean += jnp.matmul(off[:, None], told, precision=HIGHEST)[:, 0]
+            basis -= jnp.matmul(jnp.swapaxes(told, 1, 2), along, precision=HIGHEST)
+            variance = variance * whitening.left_over(told, features)
         if not with_variance:
             return mean, jnp.zeros((0,), mean.dtype)
         spread = jnp.einsum("bDd,bde->bDe", basis, covariance, precision=HIGHEST)
-        variance = noise[:, None] + jnp.maximum(jnp.sum(spread * basis, axis=-1), 0.0)
-        return mean, variance
+        return mean, variance + jnp.maximum(jnp.sum(spread * basis, axis=-1), 0.0)
 
     slots = jax.tree.map(
         lambda leaf: jnp.swapaxes(leaf, 0, 1),
@@ -95,16 +105,15 @@ def _pool(by_tree: Float[Array, "F b D"], variance: Float[Array, "F b D"], is_ob
     return average, jnp.where(total > 0.0, jnp.sqrt(error / jnp.where(total > 0.0, total, 1.0)), 1.0)
 
 
-def _at(values: Float[Array, "#b D"], features: Array | None) -> Float[Array, "#b _"]:
-    return values if features is None else values[:, features]
+def _at(values: Float[Array, "*b D"], features: Array | None) -> Float[Array, "*b _"]:
+    return values if features is None else values[..., features]
 
 
 @partial(jax.jit, static_argnames=("num_candidates", "levels"))
 def conditional_summary(
     dictionary: Dictionary,
     draws: Draw,
-    x: Float[Array, "b D"],
-    is_observed: Float[Array, "#b D"],
+    seen: Seen,
     features: Array | None,
     *,
     num_candidates: int,
@@ -119,18 +128,18 @@ def conditional_summary(
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Array, Array]:
         tree_dictionary, tree_draws = inputs
-        candidates = find_candidates(tree_dictionary, tree_draws, x, is_observed, num_candidates)
+        candidates = find_candidates(tree_dictionary, tree_draws, seen, num_candidates)
         scores = candidate_scores(tree_dictionary, tree_draws, candidates)
         mixture = merged_mixture(tree_dictionary, tree_draws, candidates, scores)
-        mean, variance = _components(tree_dictionary, mixture, features, levels is not None)
+        mean, variance = _components(tree_dictionary, mixture, seen, features, levels is not None)
         return mixture.weight.T[..., None], mean, variance
 
     weight, mean, variance = lax.map(one_tree, (dictionary, draws))
     if levels is None:
         return (jnp.sum(weight * mean, axis=1).mean(axis=0),)
-    average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), _at(is_observed, features))
+    average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), _at(seen.mask, features))
     # all components of all trees on one axis
-    weight = weight.reshape(-1, x.shape[0], 1) / num_trees
+    weight = weight.reshape(-1, seen.x.shape[0], 1) / num_trees
     mean = average + factor * (mean.reshape(-1, *average.shape) - average)
     deviation = factor * jnp.sqrt(variance.reshape(-1, *average.shape))
     spread = jnp.sqrt(_moments(weight, mean, jnp.square(deviation))[1])
@@ -142,8 +151,7 @@ def conditional_draws(
     key: KeyArray,
     dictionary: Dictionary,
     draws: Draw,
-    x: Float[Array, "b D"],
-    is_observed: Float[Array, "#b D"],
+    seen: Seen,
     row: Array,
     features: Array | None,
     *,
@@ -158,15 +166,19 @@ def conditional_draws(
     num_trees = draws.log_joint.shape[0]
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Observed, Array, Array, Array]:
-        candidates = find_candidates(*inputs, x, is_observed, num_candidates)
+        candidates = find_candidates(*inputs, seen, num_candidates)
         scores = candidate_scores(*inputs, candidates)
         mixture = merged_mixture(*inputs, candidates, scores)
-        moments = _moments(mixture.weight.T[..., None], *_components(inputs[0], mixture, features, True))
+        moments = _moments(mixture.weight.T[..., None], *_components(inputs[0], mixture, seen, features, True))
         return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 
     node, observed, scores, by_tree, variance = lax.map(one_tree, (dictionary, draws))
-    average, factor = _pool(by_tree, variance, _at(is_observed, features))
-    centres, bases = jax.vmap(_rows_of, in_axes=(0, None))(dictionary, features)
+    average, factor = _pool(by_tree, variance, _at(seen.mask, features))
+    # what is drawn of the observed features is needed where it tells of the noise in the others
+    shown = features if seen.whitening is None else None
+    centres, bases = jax.vmap(_rows_of, in_axes=(0, None))(dictionary, shown)
+    told = None if seen.whitening is None else seen.whitening.told(None)
+    dtype = seen.x.dtype
     scale = jnp.asarray(dictionary.tree.scale)
 
     def one_draw(row_key: KeyArray, index: Array) -> Array:
@@ -176,13 +188,21 @@ def conditional_draws(
         pair = jax.random.categorical(key_pair, table.reshape(-1))
         draw, slot = pair // table.shape[1], pair % table.shape[1]
         where = node[tree, index, slot]
-        seen = jax.tree.map(lambda leaf: leaf[tree, index, slot], observed)
-        mean, root = latent_root(seen, draws.neg_log_u[tree, draw, where])
+        at_node = jax.tree.map(lambda leaf: leaf[tree, index, slot], observed)
+        mean, root = latent_root(at_node, draws.neg_log_u[tree, draw, where])
         sigma = jnp.exp(0.5 * draws.log_sigma2[tree, draw, scale[where]])
-        normal = jax.random.normal(key_eta, mean.shape, x.dtype)
+        normal = jax.random.normal(key_eta, mean.shape, dtype)
         eta = mean + sigma * jnp.matmul(normal, root, precision=HIGHEST)
-        noise = sigma * jax.random.normal(key_eps, (centres.shape[2],), x.dtype)
-        drawn = centres[tree, where] + jnp.matmul(bases[tree, where], eta, precision=HIGHEST) + noise
+        noise = sigma * jax.random.normal(key_eps, (centres.shape[2],), dtype)
+        drawn = centres[tree, where] + jnp.matmul(bases[tree, where], eta, precision=HIGHEST)
+        whitening = seen.row(index).whitening
+        if whitening is None or told is None:
+            drawn += noise
+        else:
+            # a draw of all features, moved by what its observed ones are off (Matheron's rule)
+            drawn += jnp.matmul(whitening.root, noise, precision=HIGHEST)
+            off = whitening((seen.x[index] - drawn)[None, :, None])[0, :, 0]
+            drawn = _at(drawn + jnp.matmul(off, told[index % told.shape[0]], precision=HIGHEST), features)
         return average[index] + factor[index] * (drawn - average[index])
 
     def one_row(inputs: tuple[Array, Array]) -> Array:
@@ -190,4 +210,4 @@ def conditional_draws(
         keys = jax.random.split(jax.random.fold_in(key, number), num_samples)
         return lax.map(lambda k: one_draw(k, index), keys, batch_size=32)
 
-    return lax.map(one_row, (jnp.arange(x.shape[0]), row))
+    return lax.map(one_row, (jnp.arange(seen.x.shape[0]), row))

@@ -19,6 +19,7 @@ from geode_jax._typing import Array, Count, Float, Int
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.chain import Draw
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_given, latent_root, log_marginal
+from geode_jax.math.seen import Seen
 from geode_jax.statistics import observed_statistics_at, observed_statistics_of
 
 # Nodes of a row with a mask of its own are found by this many leading directions, the rest counted as noise.
@@ -91,25 +92,23 @@ def _scores(observed: Observed, parameters: _Parameters) -> Array:
     return parameters.log_weights + marginal
 
 
-def find_candidates(
-    dictionary: Dictionary, draws: Draw, x: Array, is_observed: Array, num_candidates: int
-) -> Candidates:
-    """Best nodes at the posterior mean of the parameters, for one tree.
+def find_candidates(dictionary: Dictionary, draws: Draw, seen: Seen, num_candidates: int) -> Candidates:
+    """Best nodes at the posterior mean of the parameters, for one tree, `dictionary` being that of the features.
 
     Rows with masks of their own cost a (d, d) matrix of products over the features at every node: nodes are then ranked
     by few directions first.
     """
     num_nodes, parameters = dictionary.tree.num_nodes, _mean_parameters(draws, dictionary)
-    all_nodes = jnp.broadcast_to(jnp.arange(num_nodes), (x.shape[0], num_nodes))
-    if num_candidates < num_nodes and is_observed.shape[0] > 1 and dictionary.max_rank >= 2 * SCREEN_RANK:
+    all_nodes = jnp.broadcast_to(jnp.arange(num_nodes), (seen.x.shape[0], num_nodes))
+    if num_candidates < num_nodes and seen.mask.shape[0] > 1 and dictionary.max_rank >= 2 * SCREEN_RANK:
         few = eqx.tree_at(lambda it: it.bases, dictionary, dictionary.bases[..., :SCREEN_RANK])
         roughly = parameters.leading(SCREEN_RANK, dictionary.num_features)
-        rough = _scores(observed_statistics_of(few, x, is_observed), roughly.at(all_nodes))
+        rough = _scores(observed_statistics_of(few, seen), roughly.at(all_nodes))
         node = lax.top_k(rough, num_candidates)[1]
-        observed = observed_statistics_at(dictionary, x, is_observed, node)
+        observed = observed_statistics_at(dictionary, seen, node)
         scores = _scores(observed, parameters.at(node))
     else:
-        node, observed = all_nodes, observed_statistics_of(dictionary, x, is_observed)
+        node, observed = all_nodes, observed_statistics_of(dictionary, seen)
         scores = _scores(observed, parameters.at(node))
         if num_candidates < num_nodes:
             scores, node = lax.top_k(scores, num_candidates)
@@ -210,29 +209,29 @@ def merged_mixture(
 
 
 @partial(jax.jit, static_argnames="num_candidates")
-def log_density_partial(
-    dictionary: Dictionary, draws: Draw, x: Array, is_observed: Array, *, num_candidates: int
-) -> Float[Array, "b F"]:
-    """Log marginal density of the observed part under each tree, in model coordinates."""
-    by_draw = log_densities_partial(dictionary, draws, x, is_observed, num_candidates=num_candidates)
+def log_density_partial(dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int) -> Float[Array, "b F"]:
+    """Log marginal density of the observed features under each tree, each over its scale."""
+    by_draw = log_densities_partial(dictionary, draws, seen, num_candidates=num_candidates)
     return jax.nn.logsumexp(by_draw, axis=2) - jnp.log(by_draw.shape[2])
 
 
 @partial(jax.jit, static_argnames="num_candidates")
 def log_densities_partial(
-    dictionary: Dictionary, draws: Draw, x: Array, is_observed: Array, *, num_candidates: int
+    dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int
 ) -> Float[Array, "b F T"]:
-    """Log marginal density of the observed part under every draw of every tree, in model coordinates."""
+    """Log marginal density of the observed features under every draw of every tree, each over its scale."""
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
-        candidates = find_candidates(*inputs, x, is_observed, num_candidates)
+        candidates = find_candidates(*inputs, seen, num_candidates)
         return jax.nn.logsumexp(candidate_scores(*inputs, candidates), axis=2)
 
-    return jnp.moveaxis(lax.map(one_tree, (dictionary, draws)), 2, 0)
+    by_draw = jnp.moveaxis(lax.map(one_tree, (dictionary, draws)), 2, 0)
+    return by_draw if seen.whitening is None else by_draw - 0.5 * seen.whitening.log_det[:, None, None]
 
 
-def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int) -> int:
-    """Upper estimate of the memory a partial row takes in a block."""
+def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, num_seen: int) -> int:
+    """Upper estimate of the memory a partial row takes in a block; `num_seen` is 0 where the noise is isotropic."""
     rank, features, nodes = dictionary.max_rank, dictionary.num_features, dictionary.tree.num_nodes
     numbers = 3 * nodes * rank * (rank + 4) + num_candidates * (6 * rank * rank + num_draws)
+    numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank)
     return dictionary.centres.dtype.itemsize * (numbers + features * (rank + 4 + 4 * num_candidates))

@@ -7,6 +7,7 @@ import numpy as np
 
 from geode_jax._checks import check_instance, check_integer, check_key, check_number
 from geode_jax._typing import ArrayLike, Float, KeyArray, precision_of
+from geode_jax.build.standardise import to_data
 from geode_jax.gibbs.chain import Draw
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior import Posterior
@@ -18,10 +19,10 @@ from geode_jax.predict.boundary import (
     check_rows,
     map_partial_rows,
     map_rows,
+    of_features,
     partial_log_density_by_tree,
     partial_row_bytes,
     thinned,
-    to_data,
 )
 from geode_jax.predict.conditional import condition
 from geode_jax.predict.density import density_row_bytes, log_densities, log_density_complete
@@ -94,12 +95,12 @@ def log_density_draws(
         return by_draw + posterior.log_jacobian
 
     def of_partial(draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+        dictionary = of_features(posterior)
         by_draw = map_partial_rows(
-            lambda rows, seen: log_densities_partial(
-                posterior.dictionary, draws, rows, seen, num_candidates=num_candidates
-            ),
+            lambda seen: log_densities_partial(dictionary, draws, seen, num_candidates=num_candidates),
             x,
             is_observed,
+            root=posterior.noise_root,
             bytes_per_row=posterior.num_trees * partial_row_bytes(posterior, draws, num_candidates),
         )
         return by_draw - (is_observed @ np.log(posterior.scale))[:, None, None]
@@ -118,7 +119,7 @@ def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[n
         draws = thinned(posterior, None)
         padded = 1 << (num_samples - 1).bit_length()  # few compiled sizes
         x = np.asarray(sample_rows(key, posterior.dictionary, draws, num_rows=padded))[:num_samples]
-    return to_data(posterior, x)
+    return to_data(x, posterior.frame)
 
 
 def impute(

@@ -1,0 +1,93 @@
+"""What rows with missing features show of the model's coordinates, with noise of any common shape.
+
+Rows are ``x = R z`` with z in the model's own coordinates, where the noise is isotropic, and S = R R. With the Cholesky
+factor ``S_OO = L L'`` of the observed features and ``W = L^{-1}``, the shown coordinates ``W x_O`` are those of z along
+|O| orthonormal vectors, and the noise in them is isotropic again: at a node of centre R mu and basis R Phi they are a
+low-rank Gaussian as in :mod:`geode_jax.math.lowrank`, of basis ``W (R Phi)_O``. Where R is the identity, W selects.
+"""
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geode_jax._typing import Array, Float, Int
+from geode_jax.math.lowrank import HIGHEST, Observed, observe, reduce_shown
+
+
+class Whitening(eqx.Module):
+    """The W of masks with at most P observed features: one for every row, or one for all.
+
+    Places of `index` beyond a mask's features have zero rows and columns in `factor`, W. `log_det`: of S_OO. `root`: R.
+    """
+
+    index: Int[Array, "#b P"]
+    factor: Float[Array, "#b P P"]
+    log_det: Float[Array, "#b"]
+    root: Float[Array, "D D"]
+
+    def __call__(self, vectors: Float[Array, "#b D k"]) -> Float[Array, "#b P k"]:
+        """Columns over the features, for each row or for all, in the shown coordinates."""
+        size = max(self.index.shape[0], vectors.shape[0])
+        index = jnp.broadcast_to(self.index, (size, self.index.shape[1]))
+        vectors = jnp.broadcast_to(vectors, (size, *vectors.shape[1:]))
+        taken = jnp.take_along_axis(vectors, index[..., None], axis=1)
+        return jnp.matmul(self.factor, taken, precision=HIGHEST)
+
+    def told(self, features: Array | None) -> Float[Array, "#b P _"]:
+        """Y, by which noise w in the shown coordinates means noise ``Y'w`` in the `features` (None: all)."""
+        columns = self.root if features is None else self.root[:, features]
+        return self(jnp.matmul(self.root, columns, precision=HIGHEST)[None])
+
+    def left_over(self, told: Float[Array, "#b P _"], features: Array | None) -> Float[Array, "#b _"]:
+        """Variance of the noise in the features that what is shown leaves, ``diag(S - Y'Y)``."""
+        columns = self.root if features is None else self.root[:, features]
+        return jnp.maximum(jnp.sum(jnp.square(columns), axis=0) - jnp.sum(jnp.square(told), axis=1), 0.0)
+
+
+class Seen(eqx.Module):
+    """Rows, with anything at missing features, and masks of the observed ones, one mask where all miss the same.
+
+    `whitening` is None where the noise of different features is independent.
+    """
+
+    x: Float[Array, "b D"]
+    mask: Float[Array, "#b D"]
+    whitening: Whitening | None
+
+    def statistics(self, centre: Float[Array, "D"], basis: Float[Array, "D d"]) -> Observed:
+        """What the rows show of one component, `centre` and `basis` being those of x."""
+        if self.whitening is None:
+            return observe(self.x, self.mask, centre, basis)
+        along = self.whitening(basis[None])
+        return reduce_shown(
+            self.whitening((self.x - centre)[..., None])[..., 0],
+            jnp.matmul(jnp.swapaxes(along, 1, 2), along, precision=HIGHEST),
+            self.mask.sum(axis=-1),
+            lambda values: jnp.matmul(values[:, None], along, precision=HIGHEST)[:, 0],
+            lambda eta: jnp.matmul(along, eta[..., None], precision=HIGHEST)[..., 0],
+        )
+
+    def row(self, number: Array) -> "Seen":
+        """One row, still with its axis."""
+        at = number + jnp.arange(1)
+        own = at if self.mask.shape[0] > 1 else jnp.zeros(1, int)
+        w = self.whitening
+        whitening = None if w is None else Whitening(w.index[own], w.factor[own], w.log_det[own], w.root)
+        return Seen(self.x[at], self.mask[own], whitening)
+
+
+@partial(jax.jit, static_argnames="num_seen")
+def see(x: Float[Array, "b D"], mask: Float[Array, "#b D"], root: Float[Array, "D D"] | None, *, num_seen: int) -> Seen:
+    """Reduce masks of at most `num_seen` observed features; x is finite, with anything at missing ones."""
+    if root is None:
+        return Seen(x, mask, None)
+    shown, index = lax.top_k(mask, num_seen)
+    covariance = jnp.matmul(root, root, precision=HIGHEST)[index[:, :, None], index[:, None, :]]
+    identity = jnp.eye(num_seen, dtype=x.dtype)
+    factor = jnp.linalg.cholesky(jnp.where(shown[:, :, None] * shown[:, None, :] > 0, covariance, identity))
+    inverse = lax.linalg.triangular_solve(factor, identity * shown[:, None, :], left_side=True, lower=True)
+    log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
+    return Seen(x, mask, Whitening(index, inverse, log_det, root))
