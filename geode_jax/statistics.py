@@ -148,7 +148,7 @@ def observed_statistics_at(dictionary: Dictionary, seen: Seen, node: Int[Array, 
     """Statistics of partial rows, each with its mask, at some nodes of every row; batch axes (b, M)."""
 
     def of_row(row: Array, centre: Array, basis: Array) -> Observed:
-        return jax.tree.map(lambda leaf: leaf[0], seen.row(row).statistics(centre, basis))
+        return jax.tree.map(lambda leaf: leaf[0], seen.rows(row[None]).statistics(centre, basis))
 
     def at_slot(node: Array) -> Observed:
         return jax.vmap(of_row)(jnp.arange(node.size), dictionary.centres[node], dictionary.bases[node])

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from conftest import ANY_NOISE
 
 import geode_jax
 from geode_jax.predict import conditional as conditional_module
@@ -22,6 +23,7 @@ def _one_tree(posterior):
     return eqx.tree_at(lambda it: (it.dictionary, it.draws), posterior, parts)
 
 
+@ANY_NOISE
 def test_one_tree_log_prob_is_joint_less_marginal(posterior, rows):
     posterior = _one_tree(posterior)
     found = geode_jax.condition(posterior, np.where(SEEN, rows, np.nan), **OPTIONS).log_prob(rows)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from conftest import ANY_NOISE
 from scipy import special, stats
 
 import geode_jax
@@ -37,11 +38,13 @@ def _tolerance(posterior):
     return {"rtol": 3e-5, "atol": 3e-4} if posterior.dtype == np.float32 else {"rtol": 1e-9, "atol": 1e-9}
 
 
+@ANY_NOISE
 def test_log_density(posterior, dense, rows):
     expected = dense.log_density(rows, np.ones(6, bool))
     np.testing.assert_allclose(geode_jax.log_density(posterior, rows), expected, **_tolerance(posterior))
 
 
+@ANY_NOISE
 def test_marginal_log_density(posterior, dense, rows):
     found = geode_jax.log_density(posterior, _hide(rows, SEEN), num_draws=200, num_candidates=EVERY)
     np.testing.assert_allclose(found, dense.log_density(rows, SEEN), **_tolerance(posterior))
@@ -109,6 +112,7 @@ def test_intrinsic_dimension_of_rows(posterior, dense, rows, seen):
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-6)
 
 
+@ANY_NOISE
 def test_conditional_mean(posterior, dense, rows):
     found = geode_jax.impute_mean(posterior, _hide(rows, SEEN), num_draws=200, num_candidates=EVERY)
     np.testing.assert_array_equal(found[:, SEEN], rows[:, SEEN])
@@ -117,6 +121,7 @@ def test_conditional_mean(posterior, dense, rows):
         np.testing.assert_allclose(filled[~SEEN], weight @ mean, rtol=2e-4 if posterior.dtype == np.float32 else 1e-9)
 
 
+@ANY_NOISE
 @pytest.mark.parametrize("trees", [1, 2])
 def test_intervals(posterior, rows, trees):
     """Ends are the stated quantiles: of the mixture whose components have each node's mean and variance over draws.
@@ -207,6 +212,7 @@ def test_draws_of_trees_that_disagree_are_drawn_together(posterior, rows):
     assert (spread[1] > 1.1 * spread[0]).all()
 
 
+@ANY_NOISE
 def test_samples(posterior, dense):
     """KS of each coordinate of 4000 samples, and of two projections, against the oracle; false alarm 1e-4 in all."""
     samples = geode_jax.sample(jax.random.key(8), posterior, 4000)

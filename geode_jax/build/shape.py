@@ -23,7 +23,8 @@ from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces, each_fold, join_groups, learn_subspaces
 
-# Axes that nodes are taken to have directions for, a third of all at most, and by how much more to try.
+# Axes that nodes are taken to have directions for, a third of all and as many as directions at most, and by how much
+# more to try.
 NUM_LEADING, GROWTH = 20, 3
 # Least deviation relative to their mean: constant features have none, and float32 cannot tell less.
 FLOOR = 0.02
@@ -162,8 +163,8 @@ def choose_shapes(
     """
     covariances, num_features = learn_covariances(x, folds), x.shape[1]
     best, best_gain = None, 0.0
-    num_leading = min(NUM_LEADING, num_features // 3)
-    while best is None or 2 * num_leading <= num_features:
+    num_leading = min(NUM_LEADING, num_features // 3, max_rank)
+    while best is None or num_leading <= min(num_features // 2, max_rank):
         shapes = covariances.shapes(num_leading)
         own, (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
         evidence = cross_fitted_evidence(own, partition, found, folds)

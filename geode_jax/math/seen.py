@@ -70,13 +70,12 @@ class Seen(eqx.Module):
             lambda eta: jnp.matmul(along, eta[..., None], precision=HIGHEST)[..., 0],
         )
 
-    def row(self, number: Array) -> "Seen":
-        """One row, still with its axis."""
-        at = number + jnp.arange(1)
-        own = at if self.mask.shape[0] > 1 else jnp.zeros(1, int)
+    def rows(self, index: Int[Array, "p"]) -> "Seen":
+        """Some of the rows, in this order."""
+        own = index if self.mask.shape[0] > 1 else jnp.zeros(1, int)
         w = self.whitening
         whitening = None if w is None else Whitening(w.index[own], w.factor[own], w.log_det[own], w.root)
-        return Seen(self.x[at], self.mask[own], whitening)
+        return Seen(self.x[index], self.mask[own], whitening)
 
 
 @partial(jax.jit, static_argnames="num_seen")

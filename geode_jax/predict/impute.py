@@ -21,39 +21,55 @@ from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.chain import Draw
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
 from geode_jax.math.seen import Seen
-from geode_jax.predict.partial import Mixture, candidate_scores, find_candidates, merged_mixture
+from geode_jax.predict.partial import (
+    Candidates,
+    Mixture,
+    candidate_scores,
+    find_candidates,
+    map_relevant,
+    merged_mixture,
+)
 
 
 def _components(
-    dictionary: Dictionary, mixture: Mixture, seen: Seen, features: Array | None, with_variance: bool
+    dictionary: Dictionary,
+    candidates: Candidates,
+    mixture: Mixture,
+    seen: Seen,
+    features: Array | None,
+    with_variance: bool,
 ) -> tuple[Array, Array]:
-    """Mean and variance of the `features` under every component of one tree, (M, b, D') each."""
+    """Mean and variance of the `features` under every component of one tree, (M, b, D') each; 0 and 1 without weight.
+
+    Noise in the observed features tells of that in the others where the noise is not isotropic.
+    """
     centres, bases = _rows_of(dictionary, features)
+    rows, width = mixture.node.shape
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), mixture)
     whitening = seen.whitening
     told = None if whitening is None else whitening.told(features)
 
-    def at_candidate(inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-        node, eta, covariance, noise = inputs
-        basis, variance = bases[node], noise[:, None]
-        mean = centres[node] + jnp.einsum("bDd,bd->bD", basis, eta, precision=HIGHEST)
-        if whitening is not None and told is not None:
-            # what the observed features are off their mean tells of the noise in the others
-            along = whitening(dictionary.bases[node])
-            off = whitening((seen.x - dictionary.centres[node])[..., None])[..., 0]
-            off -= jnp.einsum("bpd,bd->bp", along, eta, precision=HIGHEST)
-            mean += jnp.matmul(off[:, None], told, precision=HIGHEST)[:, 0]
-            basis -= jnp.matmul(jnp.swapaxes(told, 1, 2), along, precision=HIGHEST)
-            variance = variance * whitening.left_over(told, features)
+    def of_pairs(pairs: Array) -> tuple[Array, Array]:
+        at, part = jax.tree.map(lambda leaf: leaf[pairs], flat), seen.rows(pairs // width)
+        basis, variance = bases[at.node], at.noise[:, None]
+        mean = centres[at.node] + jnp.einsum("pDd,pd->pD", basis, at.mean, precision=HIGHEST)
+        if part.whitening is not None and told is not None:
+            along, own = part.whitening(dictionary.bases[at.node]), told[(pairs // width) % told.shape[0]]
+            off = part.whitening((part.x - dictionary.centres[at.node])[..., None])[..., 0]
+            off -= jnp.einsum("psd,pd->ps", along, at.mean, precision=HIGHEST)
+            mean += jnp.einsum("ps,psD->pD", off, own, precision=HIGHEST)
+            if with_variance:
+                basis -= jnp.einsum("psD,psd->pDd", own, along, precision=HIGHEST)
+                variance *= part.whitening.left_over(own, features)
         if not with_variance:
-            return mean, jnp.zeros((0,), mean.dtype)
-        spread = jnp.einsum("bDd,bde->bDe", basis, covariance, precision=HIGHEST)
+            return mean, variance
+        spread = jnp.einsum("pDd,pde->pDe", basis, at.covariance, precision=HIGHEST)
         return mean, variance + jnp.maximum(jnp.sum(spread * basis, axis=-1), 0.0)
 
-    slots = jax.tree.map(
-        lambda leaf: jnp.swapaxes(leaf, 0, 1),
-        (mixture.node, mixture.mean, mixture.covariance, mixture.noise),
-    )
-    return lax.map(at_candidate, slots)
+    empty = jnp.zeros((rows * width, centres.shape[1]), centres.dtype)
+    found = map_relevant(of_pairs, candidates, (empty, empty[:, : None if with_variance else 1] + 1.0))
+    mean, variance = (jnp.swapaxes(leaf.reshape(rows, width, -1), 0, 1) for leaf in found)
+    return mean, variance
 
 
 def _rows_of(dictionary: Dictionary, features: Array | None) -> tuple[Array, Array]:
@@ -131,7 +147,7 @@ def conditional_summary(
         candidates = find_candidates(tree_dictionary, tree_draws, seen, num_candidates)
         scores = candidate_scores(tree_dictionary, tree_draws, candidates)
         mixture = merged_mixture(tree_dictionary, tree_draws, candidates, scores)
-        mean, variance = _components(tree_dictionary, mixture, seen, features, levels is not None)
+        mean, variance = _components(tree_dictionary, candidates, mixture, seen, features, levels is not None)
         return mixture.weight.T[..., None], mean, variance
 
     weight, mean, variance = lax.map(one_tree, (dictionary, draws))
@@ -169,7 +185,9 @@ def conditional_draws(
         candidates = find_candidates(*inputs, seen, num_candidates)
         scores = candidate_scores(*inputs, candidates)
         mixture = merged_mixture(*inputs, candidates, scores)
-        moments = _moments(mixture.weight.T[..., None], *_components(inputs[0], mixture, seen, features, True))
+        moments = _moments(
+            mixture.weight.T[..., None], *_components(inputs[0], candidates, mixture, seen, features, True)
+        )
         return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 
     node, observed, scores, by_tree, variance = lax.map(one_tree, (dictionary, draws))
@@ -195,7 +213,7 @@ def conditional_draws(
         eta = mean + sigma * jnp.matmul(normal, root, precision=HIGHEST)
         noise = sigma * jax.random.normal(key_eps, (centres.shape[2],), dtype)
         drawn = centres[tree, where] + jnp.matmul(bases[tree, where], eta, precision=HIGHEST)
-        whitening = seen.row(index).whitening
+        whitening = seen.rows(index[None]).whitening
         if whitening is None or told is None:
             drawn += noise
         else:

@@ -120,7 +120,7 @@ def find_candidates(dictionary: Dictionary, draws: Draw, seen: Seen, num_candida
 PairResults = TypeVar("PairResults")
 
 
-def _map_relevant(
+def map_relevant(
     function: Callable[[Int[Array, "p"]], PairResults], candidates: Candidates, empty: PairResults
 ) -> PairResults:
     """``function(pairs)`` of the pairs of row and candidate that count, a few at a time; the others keep `empty`'s.
@@ -152,7 +152,7 @@ def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates
         return lax.map(lambda draw: _scores(observed, _parameters(draw, dictionary).at(node)), draws).T
 
     empty = jnp.full((candidates.node.size, draws.log_joint.shape[0]), -jnp.inf, candidates.observed.residual.dtype)
-    return _map_relevant(of_pairs, candidates, empty).T.reshape(-1, *candidates.node.shape)
+    return map_relevant(of_pairs, candidates, empty).T.reshape(-1, *candidates.node.shape)
 
 
 def _with_mean_noise(dictionary: Dictionary, draws: Draw) -> Draw:
@@ -204,7 +204,7 @@ def merged_mixture(
         jnp.zeros((count, rank, rank), dtype),
         jnp.ones(count, dtype),
     )
-    found = _map_relevant(of_pairs, candidates, empty)
+    found = map_relevant(of_pairs, candidates, empty)
     return Mixture(candidates.node, *(leaf.reshape(*candidates.node.shape, *leaf.shape[1:]) for leaf in found))
 
 

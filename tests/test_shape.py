@@ -1,0 +1,177 @@
+"""The shape of the noise: learned without the rows it is judged by, taken where it helps, right in every prediction."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import SAMPLER
+
+import geode_jax
+from geode_jax.build.partition import Partition
+from geode_jax.build.shape import choose_shapes, learn_covariances, learn_subspaces_in_shapes
+from geode_jax.build.subspace import assign_folds
+from geode_jax.math.seen import see
+
+NUM_FEATURES = 24
+
+
+@pytest.fixture(scope="module")
+def smooth():
+    """Rows whose neighbouring features hang together, in two groups: an autoregression about one of two curves."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(400, NUM_FEATURES))
+    for j in range(1, NUM_FEATURES):
+        rows[:, j] = 0.9 * rows[:, j - 1] + np.sqrt(1 - 0.9**2) * rows[:, j]
+    centres = 3.0 * np.stack([np.sin(np.arange(NUM_FEATURES)), np.cos(np.arange(NUM_FEATURES))])
+    return (rows + centres[rng.integers(2, size=400)]).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folds():
+    return assign_folds(400, 5, np.random.default_rng(1))
+
+
+def test_held_out_variances_are_not_too_small(smooth, folds):
+    """Sample eigenvalues are far too small at the lower end; those held out are near the truth, and decrease."""
+    few = folds[:60]
+    found = learn_covariances(smooth[:60], few)
+    sample = np.linalg.eigvalsh(np.cov(smooth[:60].T))[::-1]
+    fresh = np.square((smooth[60:] - smooth[:60].mean(axis=0)) @ found.axes[0]).mean(axis=0)
+    lowest = slice(NUM_FEATURES // 2, None)
+    assert sample[lowest].mean() < 0.75 * fresh[lowest].mean()
+    assert found.variance[lowest].mean() == pytest.approx(fresh[lowest].mean(), rel=0.2)
+    assert (np.diff(found.variance) <= 0.0).all()
+
+
+def test_a_row_tells_nothing_of_the_shape_it_is_seen_by(smooth, folds):
+    """Rows of fold 0 moved about: axes without it and its dictionaries' directions do not change, others do."""
+    moved = smooth.copy()
+    moved[folds == 0] = 3.0 * moved[folds == 0, ::-1]
+    before, after = (learn_covariances(x, folds).axes for x in (smooth, moved))
+    np.testing.assert_allclose(np.abs(np.sum(before[1] * after[1], axis=0)), 1.0, atol=1e-3)
+    assert np.abs(np.sum(before[0] * after[0], axis=0)).min() < 0.9
+
+
+@pytest.mark.parametrize("num_leading", [0, 5])
+def test_whitened_rows(smooth, folds, num_leading):
+    """Their root mean square is 1, the root has determinant 1, and what is beyond the leading axes is round."""
+    shape = learn_covariances(smooth, folds).shapes(num_leading)[0]
+    assert np.linalg.slogdet(shape.root)[1] == pytest.approx(0.0, abs=1e-9)
+    white = shape.whiten(smooth - smooth.mean(axis=0))
+    np.testing.assert_allclose(white @ shape.root * shape.unit, smooth - smooth.mean(axis=0), atol=1e-4)
+    assert np.square(white).mean() == pytest.approx(1.0, rel=0.1)
+    variances = (white @ shape.axes).var(axis=0)[num_leading:]
+    assert variances.max() < 1.5 * variances.min()
+
+
+def test_rows_are_whitened_without_their_own_fold(smooth, folds):
+    cells = Partition(0, (np.arange(400),))
+    shapes = learn_covariances(smooth, folds).shapes(5)
+    own, (found,) = learn_subspaces_in_shapes(smooth, shapes, [cells], 3, folds, [0])
+    for fold in range(5):
+        np.testing.assert_array_equal(own[folds == fold], shapes[1 + fold].whiten(smooth)[folds == fold])
+    assert found.centres.shape == (6, 1, NUM_FEATURES)
+
+
+def test_a_shape_is_taken_where_features_hang_together(smooth, folds):
+    """And not where they do not; the log likelihoods that decide are in the same units."""
+    cells = Partition(0, (np.arange(400),))
+    rng = np.random.default_rng(2)
+    loose = (rng.normal(size=(400, 2)) @ rng.normal(size=(2, NUM_FEATURES)) * 3 + rng.normal(size=smooth.shape)).astype(
+        np.float32
+    )
+    for rows, is_taken in ((smooth, True), (loose, False)):
+        found = geode_jax.learn_forest(
+            jax.random.key(0), rows, dictionary=geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1)
+        )
+        assert (found.noise_root is not None) == is_taken
+        assert (found.dictionary_settings.noise_shape is not None) == is_taken
+    # with nothing to gain on but an impossible likelihood there is no shape
+    assert choose_shapes(smooth, cells, 2, folds, 0, np.full(400, 1e6)) is None
+
+
+SETTINGS = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1, shared_span=None)
+
+
+@pytest.fixture(scope="module")
+def fits(smooth):
+    """With a shape and without one, of the first 300 rows."""
+    kinds = (SETTINGS, dataclasses.replace(SETTINGS, noise_shape=None))
+    return [geode_jax.fit(jax.random.key(0), smooth[:300], dictionary=kind, sampler=SAMPLER) for kind in kinds]
+
+
+def test_it_pays_on_new_rows(smooth, fits):
+    """Density of new rows, what is hidden in them, and a block's intervals, which without a shape are too narrow."""
+    shaped, plain = fits
+    new = smooth[300:].astype(float)
+    gain = geode_jax.log_density(shaped, new) - geode_jax.log_density(plain, new)
+    assert gain.mean() > max(0.5, 4 * gain.std() / np.sqrt(gain.size))
+    block = np.zeros(new.shape, bool)
+    block[:, 8:16] = True
+    covered, error = [], []
+    for posterior in fits:
+        filled, lower, upper = geode_jax.impute(posterior, np.where(block, np.nan, new), interval=0.9)
+        covered.append(((lower <= new) & (new <= upper))[block].mean())
+        error.append(np.abs(filled - new)[block].mean())
+    assert covered[0] == pytest.approx(0.9, abs=0.04)
+    assert error[0] < error[1]
+
+
+def test_statistics_are_honest(smooth, fits):
+    """Training rows, each as its own fold's dictionary and shape see it, are as likely as new ones."""
+    forest = geode_jax.learn_forest(jax.random.key(0), smooth[:300], dictionary=SETTINGS)
+    posterior = geode_jax.sample_posterior(jax.random.key(1), forest, sampler=SAMPLER)
+    trained = geode_jax.held_out_log_density(forest, posterior)
+    new = geode_jax.log_density(posterior, smooth[300:].astype(float))
+    error = np.hypot(trained.std() / np.sqrt(300), new.std() / np.sqrt(100))
+    assert trained.mean() - new.mean() == pytest.approx(0.0, abs=4 * error)
+
+
+def test_files_keep_it(smooth, fits, tmp_path):
+    fits[0].save(tmp_path / "model.npz")
+    loaded = geode_jax.Posterior.load(tmp_path / "model.npz")
+    np.testing.assert_array_equal(loaded.noise_root, fits[0].noise_root)
+    np.testing.assert_array_equal(
+        geode_jax.log_density(loaded, smooth[:5].astype(float)),
+        geode_jax.log_density(fits[0], smooth[:5].astype(float)),
+    )
+    forest = geode_jax.learn_forest(jax.random.key(0), smooth[:300], dictionary=SETTINGS)
+    again = geode_jax.Forest.from_archive(*forest.to_archive())
+    np.testing.assert_array_equal(again.noise_root, forest.noise_root)
+
+
+def test_constant_features_do_not_run_away(smooth):
+    """A feature without any spread: the density is finite, and a new value of it costs something but not all."""
+    rows = smooth[:300].astype(float)
+    rows[:, 3] = 7.0
+    fitted = geode_jax.fit(jax.random.key(0), rows, dictionary=SETTINGS, sampler=SAMPLER)
+    assert np.isfinite(geode_jax.log_density(fitted, rows[:20])).all()
+    assert np.isfinite(geode_jax.sample(jax.random.key(1), fitted, 20)).all()
+
+
+def test_rows_with_missing_features_in_training_leave_the_noise_isotropic(smooth):
+    rows = smooth[:300].astype(float)
+    rows[:20, 3] = np.nan
+    found = geode_jax.learn_forest(jax.random.key(0), rows, dictionary=SETTINGS)
+    assert found.noise_root is None
+    assert found.dictionary_settings.noise_shape is None
+
+
+def test_masks_of_different_size_share_a_program():
+    """Places beyond a row's observed features count for nothing."""
+    rng = np.random.default_rng(0)
+    root = np.linalg.qr(rng.normal(size=(6, 6)))[0]
+    root = ((root * np.exp(rng.normal(size=6))) @ root.T).astype(np.float32)
+    mask = (rng.random((5, 6)) < 0.5).astype(np.float32)
+    mask[:, 0] = 1.0
+    seen = see(*map(jnp.asarray, (np.zeros((5, 6), np.float32), mask, root)), num_seen=6)
+    vectors = rng.normal(size=(1, 6, 2)).astype(np.float32)
+    shown = np.asarray(seen.whitening(jnp.asarray(vectors)))
+    for row in range(5):
+        observed = mask[row] > 0
+        covariance = (root @ root)[np.ix_(observed, observed)].astype(float)
+        values = vectors[0, observed]
+        np.testing.assert_allclose(shown[row].T @ shown[row], values.T @ np.linalg.solve(covariance, values), rtol=1e-3)
+        assert seen.whitening.log_det[row] == pytest.approx(np.linalg.slogdet(covariance)[1], abs=1e-3)
