@@ -1,8 +1,8 @@
-"""Does the cross-fitted score by which stage one chooses a shared span predict held-out density?
+"""Does the cross-fitted score by which stage one chooses a span and a shape of the noise predict held-out density?
 
-For each data set's training rows only: 80% are fitted with spans of several ranks, and with none; 20% are held out.
-The score is the gain over no span that `choose_span` sees on the 80%; the truth is the gain of the full model (two
-trees) on the 20%, both in nats per row.
+For each data set's training rows only: 80% are fitted with spans of several ranks, with the shape of the noise that is
+chosen, and with neither; 20% are held out. The score is the gain over neither that stage one sees on the 80%; the truth
+is the gain of the full model (two trees) on the 20%, both in nats per row.
 
 python -m benchmarks.choices [--quick] [--data FOLDER]
 """
@@ -13,16 +13,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_sample_image
 
 import geode_jax
 from benchmarks.common import load_frey, write_result
+from benchmarks.real_data import patches
 from benchmarks.swiss_roll import make_roll
 from benchmarks.tables import load
 from geode_jax.build.evidence import cross_fitted_evidence
 from geode_jax.build.neighbours import neighbour_graph
-from geode_jax.build.noise import learn_feature_scales
+from geode_jax.build.noise import learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, partition_rows
+from geode_jax.build.shape import choose_shapes
 from geode_jax.build.span import learn_span, learn_subspaces_in_span, span_rank
 from geode_jax.build.standardise import learn_frame, to_model
 from geode_jax.build.subspace import assign_folds, learn_subspaces
@@ -38,6 +40,7 @@ def training_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.nda
     digits = load_digits().data
     digits = digits + np.random.default_rng(0).random(digits.shape)
     yield "digits", digits[np.random.default_rng(0).permutation(len(digits))[:1437]]
+    yield "China, 16 x 16", patches(load_sample_image("china.jpg"), 16, 2000, 1).train
     yield "Frey faces", load_frey(folder)[np.random.default_rng(0).permutation(1965)[:1000]]
 
 
@@ -50,7 +53,7 @@ def prepare(rows: np.ndarray) -> tuple[np.ndarray, Partition, int, np.ndarray]:
     noise = settings.feature_noise
     scales = learn_feature_scales(
         x,
-        partition,
+        middle_cells(partition),
         settings.max_rank,
         num_rounds=noise.num_rounds,
         num_folds=noise.num_folds,
@@ -61,13 +64,19 @@ def prepare(rows: np.ndarray) -> tuple[np.ndarray, Partition, int, np.ndarray]:
     return x, partition, settings.max_rank, assign_folds(len(x), 5, np.random.default_rng(0))
 
 
-def held_out(train: np.ndarray, test: np.ndarray, span: geode_jax.SharedSpan | None, quick: bool) -> np.ndarray:
+def held_out(
+    train: np.ndarray,
+    test: np.ndarray,
+    quick: bool,
+    span: geode_jax.SharedSpan | None = None,
+    shape: geode_jax.NoiseShape | None = None,
+) -> np.ndarray:
     """Log densities of the held-out rows under the full model."""
     sweeps = {"num_warmup": 10, "num_samples": 10} if quick else {"num_warmup": 300, "num_samples": 200}
     posterior = geode_jax.fit(
         jax.random.key(0),
         train,
-        dictionary=geode_jax.DictionarySettings(num_trees=2, shared_span=span),
+        dictionary=geode_jax.DictionarySettings(num_trees=2, shared_span=span, noise_shape=shape),
         sampler=geode_jax.SamplerSettings(**sweeps),
     )
     return geode_jax.log_density(posterior, test)
@@ -76,15 +85,16 @@ def held_out(train: np.ndarray, test: np.ndarray, span: geode_jax.SharedSpan | N
 def tables() -> list[str]:
     record = load("choices")
     lines = [
-        "**Does the score that chooses the shared span predict held-out density?** Gains over no span, nats per row,"
-        f" training data only, `{record['command']}`:",
+        "**Does the score that chooses a shared span and a shape of the noise predict held-out density?** Gains over"
+        " neither, nats per row, training data only; the shape that is chosen, if one is,"
+        f" `{record['command']}`:",
         "",
-        "| data | rank of the span | gain in the score | gain held out |",
+        "| data | of | gain in the score | gain held out |",
         "|---|---|---|---|",
     ]
     for row in record["rows"]:
         held_out = f"{row['held_out_gain']:.2f} ± {row['held_out_error']:.2f}"
-        lines.append(f"| {row['data']} | {row['rank']} | {row['score_gain']:.2f} | {held_out} |")
+        lines.append(f"| {row['data']} | {row['of']} | {row['score_gain']:.2f} | {held_out} |")
     return lines
 
 
@@ -94,7 +104,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--data", help="folder with frey_faces.npz")
     options = parser.parse_args(arguments)
     rows = []
-    print(f"{'data':<12}{'span':>6}{'score gain':>12}{'held-out gain':>15}{'standard error':>16}")
     for name, data in training_sets(options.quick, options.data):
         cut = int(0.8 * len(data))
         x, partition, max_rank, folds = prepare(data[:cut])
@@ -102,26 +111,30 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         first = span_rank(x, whole, folds, x.shape[1])
         own = learn_subspaces(x, partition, max_rank, folds, 0)
         score = cross_fitted_evidence(x, partition, own, folds).log_likelihood()
-        base = held_out(data[:cut], data[cut:], None, options.quick)
-        for rank in (first,) if options.quick else (first // 2, first, 2 * first, 4 * first):
-            if not 0 < rank < whole.bases.shape[2]:
-                continue
-            found = learn_subspaces_in_span(x, whole.leading(rank), partition, max_rank, folds, 0)
-            gain = cross_fitted_evidence(x, partition, found, folds).log_likelihood() - score
-            truth = held_out(data[:cut], data[cut:], geode_jax.SharedSpan(rank), options.quick) - base
+        base = held_out(data[:cut], data[cut:], options.quick)
+
+        def record(of: str, gain: np.ndarray, density: np.ndarray, name: str = name, base: np.ndarray = base) -> None:
+            truth = density - base
             row = {
                 "data": name,
-                "rank": rank,
+                "of": of,
                 "score_gain": float(gain.mean()),
                 "held_out_gain": float(truth.mean()),
                 "held_out_error": float(truth.std() / np.sqrt(truth.size)),
             }
             rows.append(row)
-            print(
-                f"{name:<12}{rank:>6}{row['score_gain']:>12.2f}{row['held_out_gain']:>15.2f}"
-                f"{row['held_out_error']:>16.2f}",
-                flush=True,
-            )
+            print(row, flush=True)
+
+        for rank in (first,) if options.quick else (first // 2, first, 2 * first, 4 * first):
+            if 0 < rank < whole.bases.shape[2]:
+                found = learn_subspaces_in_span(x, whole.leading(rank), partition, max_rank, folds, 0)
+                gain = cross_fitted_evidence(x, partition, found, folds).log_likelihood() - score
+                span = geode_jax.SharedSpan(rank)
+                record(f"a span of {rank}", gain, held_out(data[:cut], data[cut:], options.quick, span=span))
+        chosen = choose_shapes(x, partition, max_rank, folds, 0, score)
+        if chosen is not None:
+            shaped = held_out(data[:cut], data[cut:], options.quick, shape=geode_jax.NoiseShape())
+            record("the shape", np.asarray(chosen.gain), shaped)
     if not options.quick:
         write_result("choices", {}, rows)
     return rows

@@ -191,7 +191,7 @@ def _choose(
     """A shared span, or a shape of the noise, or neither, and settings that tell what was found, by the first tree."""
     assert settings.max_rank is not None
     shared, parent_rows = settings.shared_span, settings.parent_rows or 0.0
-    span, shapes, noise_shape = None, None, settings.noise_shape
+    span, shapes, noise_shape, gain = None, None, settings.noise_shape, 0.0
     may_have_shape &= noise_shape is not None and num_features <= noise_shape.max_features
     if shared is not None and shared.rank is not None:
         span = learn_span(x, folds, seed).leading(shared.rank)
@@ -202,13 +202,14 @@ def _choose(
         evidence = cross_fitted_evidence(x, partition, own, folds, is_observed, num_features)
         without = evidence.log_likelihood()
         if shared is not None:
-            span = choose_span(
+            found = choose_span(
                 x, partition, settings.max_rank, folds, seed, without, parent_rows, is_observed, num_features
             )
-        if span is None and may_have_shape:
+            span, gain = found or (None, 0.0)
+        if may_have_shape:
             chosen = choose_shapes(x, partition, settings.max_rank, folds, seed, without, parent_rows)
-            if chosen is not None:
-                shapes, evidence = chosen
+            if chosen is not None and chosen.gain > gain:
+                span, shapes, evidence = None, chosen.shapes, chosen.evidence
         if span is None and may_lower_rank:
             settings = dataclasses.replace(settings, max_rank=evidence.needed_rank())
     settings = dataclasses.replace(settings, shared_span=None, noise_shape=None if shapes is None else noise_shape)

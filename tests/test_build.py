@@ -415,7 +415,8 @@ def _own_evidence(x, rank, folds):
 def test_span_is_found_where_there_is_one():
     x, directions = _flat_sheet()
     folds = assign_folds(len(x), 5, np.random.default_rng(0))
-    span = choose_span(x, _partition(x), 10, folds, 0, _own_evidence(x, 10, folds).log_likelihood())
+    span, gain = choose_span(x, _partition(x), 10, folds, 0, _own_evidence(x, 10, folds).log_likelihood())
+    assert gain > 0.0
     assert span.bases.shape == (6, 40, 3)
     np.testing.assert_allclose(np.linalg.norm(directions.T @ span.bases[0], ord=2, axis=(0, 1)), 1.0, atol=0.01)
 
@@ -468,8 +469,8 @@ def test_span_of_few_rows(n):
     root = Partition(0, (np.arange(n),))
     found = evidence.cross_fitted_evidence(x, root, learn_subspaces(x, root, 5, folds, 0), folds)
     assert 1 <= found.needed_rank() <= 5
-    span = choose_span(x, root, 5, folds, 0, found.log_likelihood())
-    assert span is None or span.bases.shape[2] <= 15
+    chosen = choose_span(x, root, 5, folds, 0, found.log_likelihood())
+    assert chosen is None or chosen[0].bases.shape[2] <= 15
 
 
 def test_each_in_parallel():

@@ -147,6 +147,14 @@ def learn_subspaces_in_shapes(
     return own, [join_groups(found) for found in parts]
 
 
+class Chosen(NamedTuple):
+    """Shapes, what the rows say of one tree's dictionary in them, and its gain per row over isotropic noise."""
+
+    shapes: list[Shape]
+    evidence: Evidence
+    gain: float
+
+
 def choose_shapes(
     x: np.ndarray,
     partition: Partition,
@@ -155,22 +163,22 @@ def choose_shapes(
     seed: int,
     without: np.ndarray,
     parent_rows: float = 0.0,
-) -> tuple[list[Shape], Evidence] | None:
+) -> Chosen | None:
     """The shapes with which one tree's dictionary describes held-out rows best; None where that is isotropic noise.
 
     Nodes are left more and more leading axes, as long as that helps. As with a span of directions, the gain has to be
     two standard errors. `without`: log likelihood of the rows by the tree's dictionary with isotropic noise.
     """
     covariances, num_features = learn_covariances(x, folds), x.shape[1]
-    best, best_gain = None, 0.0
+    best: Chosen | None = None
     num_leading = min(NUM_LEADING, num_features // 3, max_rank)
     while best is None or num_leading <= min(num_features // 2, max_rank):
         shapes = covariances.shapes(num_leading)
         own, (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
         evidence = cross_fitted_evidence(own, partition, found, folds)
         gain = evidence.log_likelihood() - num_features * np.log(shapes[0].unit) - without
-        if gain.mean() <= max(best_gain, 2.0 * gain.std() / np.sqrt(gain.size)):
+        if gain.mean() <= max(best.gain if best else 0.0, 2.0 * gain.std() / np.sqrt(gain.size)):
             break
-        best, best_gain = (shapes, evidence), gain.mean()
+        best = Chosen(shapes, evidence, float(gain.mean()))
         num_leading = GROWTH * max(1, num_leading)
     return best

@@ -123,8 +123,8 @@ def choose_span(
     parent_rows: float = 0.0,
     is_observed: np.ndarray | None = None,
     num_features: int | None = None,
-) -> Span | None:
-    """The span with which one tree's dictionary describes held-out rows best; None where that is no span at all.
+) -> tuple[Span, float] | None:
+    """The span with which one tree's dictionary describes held-out rows best, and its gain; None where it is no span.
 
     `without`: log likelihood of the rows by the tree's dictionary in R^D, which a span has to gain on.
     Candidates are the rank of the whole data as one Gaussian and its doubles, up to half of the features. A span is
@@ -142,6 +142,6 @@ def choose_span(
         found = learn_subspaces_in_span(x, span, partition, max_rank, folds, seed, parent_rows)
         gain = cross_fitted_evidence(x, partition, found, folds, is_observed, num_features).log_likelihood() - without
         if gain.mean() > max(best_gain, 2.0 * gain.std() / np.sqrt(gain.size)):
-            best, best_gain = span, gain.mean()
+            best, best_gain = span, float(gain.mean())
         rank *= 2
-    return best
+    return None if best is None else (best, best_gain)
