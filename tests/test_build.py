@@ -232,7 +232,7 @@ def test_work_by_blocks_leaves_nothing_out(shape, monkeypatch):
         own = learn_subspaces(x, cells, 3, folds, 0, 2.0)
         within = learn_subspaces_in_span(x, span, cells, 3, folds, 0, 2.0)
         outer = [bases @ np.swapaxes(bases, -1, -2) for bases in (span.bases, own.bases, within.bases)]
-        return [*frame, x, ranks, own.centres, within.centres, *outer]
+        return [frame.shift, frame.scale, x, ranks, own.centres, within.centres, *outer]
 
     whole = learn()
     monkeypatch.setattr(blocks, "BLOCK_NUMBERS", 4 * min(shape))

@@ -436,7 +436,7 @@ def test_few_rows_in_many_features(span, monkeypatch):
     """Stage one in coordinates of the row space finds what it finds in R^D, and hands on dictionaries of R^D."""
     rng = np.random.default_rng(0)
     x = 3.0 + rng.normal(size=(40, 4)) @ rng.normal(size=(4, 120)) + 0.1 * rng.normal(size=(40, 120))
-    settings = geode_jax.DictionarySettings(num_trees=2, max_rank=3, depth=1, shared_span=span)
+    settings = geode_jax.DictionarySettings(num_trees=2, max_rank=3, depth=1, noise_shape=None, shared_span=span)
 
     def learn():
         return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
