@@ -21,8 +21,11 @@ def bytes_needed(
     pairs = dictionary.num_trees * num_rows * dictionary.num_candidates
     groups = 1 if dictionary.cross_fit is None else 1 + dictionary.cross_fit.num_folds
     draws = nodes * sampler.num_chains * sampler.num_samples
+    shape = dictionary.noise_shape
+    # beside the rows, those whitened for one dictionary, and each without its own fold
+    copies = 1 if shape is None or num_features > shape.max_features else 3
     return {
-        "rows": itemsize * num_rows * num_features,
+        "rows": itemsize * copies * num_rows * num_features,
         "dictionaries": itemsize * groups * nodes * num_features * (dictionary.max_rank + 1),
         "statistics": itemsize * pairs * (dictionary.max_rank + 1),
         "draws": draws * (2 * itemsize + 1) * dictionary.max_rank,
