@@ -23,9 +23,9 @@ from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces, each_fold, join_groups, learn_subspaces
 
-# Axes that nodes are taken to have directions for, a third of all and as many as directions at most, and by how much
-# more to try.
-NUM_LEADING, GROWTH = 20, 3
+# Axes that nodes are taken to have directions for: the fewest that are tried, or a third of all, or as many as there
+# are directions. Twice as many are tried as long as that helps, up to half of all.
+NUM_LEADING = 20
 # Least deviation relative to their mean: constant features have none, and float32 cannot tell less.
 FLOOR = 0.02
 
@@ -172,7 +172,7 @@ def choose_shapes(
     covariances, num_features = learn_covariances(x, folds), x.shape[1]
     best: Chosen | None = None
     num_leading = min(NUM_LEADING, num_features // 3, max_rank)
-    while best is None or num_leading <= min(num_features // 2, max_rank):
+    while best is None or 2 * num_leading <= num_features:
         shapes = covariances.shapes(num_leading)
         own, (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
         evidence = cross_fitted_evidence(own, partition, found, folds)
@@ -180,5 +180,5 @@ def choose_shapes(
         if gain.mean() <= max(best.gain if best else 0.0, 2.0 * gain.std() / np.sqrt(gain.size)):
             break
         best = Chosen(shapes, evidence, float(gain.mean()))
-        num_leading = GROWTH * max(1, num_leading)
+        num_leading = max(1, 2 * num_leading)
     return best
