@@ -130,7 +130,8 @@ def tables() -> list[str]:
         "",
     ]
     rows = []
-    for row in record["rows"]:
+    order = list(dict.fromkeys(row["data"] for row in record["rows"]))
+    for row in sorted(record["rows"], key=lambda row: (order.index(row["data"]), row["method"] != "GEODE")):
         is_ours = row["method"] == "GEODE"
         rows.append(
             [
