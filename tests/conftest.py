@@ -54,15 +54,15 @@ DICTIONARY = DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=
 SAMPLER = SamplerSettings(num_warmup=40, num_samples=30, num_chains=2, segment_length=10)
 
 
-# Tests that meet noise of any shape and type in the default run.
-ANY_NOISE = pytest.mark.parametrize(
-    "posterior", ["float32", "shaped", pytest.param("float64", marks=pytest.mark.slow)], indirect=True
+_SLOW_FLOAT64 = pytest.param("float64", marks=pytest.mark.slow)
+# Kinds of `posterior` for tests that ask for noise of any shape, in the default run or among the longer proofs.
+ANY_NOISE = pytest.mark.parametrize("posterior", ["float32", "shaped", _SLOW_FLOAT64], indirect=True)
+ANY_NOISE_SLOW = pytest.mark.parametrize(
+    "posterior", ["float32", pytest.param("shaped", marks=pytest.mark.slow), _SLOW_FLOAT64], indirect=True
 )
 
 
-@pytest.fixture(
-    scope="session", params=["float32", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("shaped", "float64"))]
-)
+@pytest.fixture(scope="session", params=["float32", _SLOW_FLOAT64])
 def posterior(request, data):
     """One small fit per type: two trees, two chains. "shaped" has noise that is not isotropic, in float32."""
     if request.param != "shaped":

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
-from conftest import ANY_NOISE
+from conftest import ANY_NOISE, ANY_NOISE_SLOW
 
 import geode_jax
 from geode_jax.predict import conditional as conditional_module
@@ -32,6 +32,7 @@ def test_one_tree_log_prob_is_joint_less_marginal(posterior, rows):
     np.testing.assert_allclose(found, joint - marginal, rtol=1e-4, atol=1e-3)
 
 
+@ANY_NOISE_SLOW
 def test_log_prob_integrates_to_the_quantiles_and_the_mean(posterior, data):
     """One missing feature: the density on a grid has mass 1, its mean, and a level's mass below its quantile.
 
@@ -95,6 +96,7 @@ def test_scales_without_rows_do_not_make_the_spread(posterior, data):
     np.testing.assert_array_equal(with_noise(0.5, count), with_noise(0.5, posterior.draws.count))
 
 
+@ANY_NOISE_SLOW
 def test_a_marginal_is_that_of_the_joint(posterior, rows):
     """One tree: means and quantiles are the same features of the whole conditional's, draws have its moments."""
     posterior = _one_tree(posterior)
@@ -110,6 +112,7 @@ def test_a_marginal_is_that_of_the_joint(posterior, rows):
     assert (np.abs(error) < 5 * draws[:, :, 0].std(axis=0) / np.sqrt(2000)).all()
 
 
+@ANY_NOISE_SLOW
 def test_the_log_density_of_a_marginal_integrates_the_rest_out(posterior, rows):
     """Feature 1 of two missing ones: its density is the joint's over a grid of the other."""
     posterior = _one_tree(posterior)

@@ -54,7 +54,6 @@ def test_scaling_and_moving_the_data_changes_only_the_units(data):
         )
 
 
-@pytest.mark.parametrize("posterior", ["float32", pytest.param("float64", marks=pytest.mark.slow)], indirect=True)
 def test_stages_one_by_one(data, posterior):
     """fit is learn_forest, then sample_posterior; one forest can be sampled again under another prior."""
     key_forest, key_sample = jax.random.split(jax.random.key(0))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import ANY_NOISE_SLOW
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -47,6 +48,7 @@ def test_damaged_files(saved, tmp_path, length, changes):
     mask=npst.arrays(bool, (ROWS, 6)),
     rows=npst.arrays(np.float64, (ROWS, 6), elements=st.floats(-1e4, 1e4)),
 )
+@ANY_NOISE_SLOW
 def test_finite_rows_give_finite_answers(posterior, mask, rows):
     """Any pattern of missing values, rows as far from the data as may be; all-missing rows are an error."""
     hidden = np.where(mask, np.nan, rows)

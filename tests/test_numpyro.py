@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import oracle
 import pytest
-from conftest import ANY_NOISE, DICTIONARY, SAMPLER
+from conftest import ANY_NOISE, ANY_NOISE_SLOW, DICTIONARY, SAMPLER
 from numpyro.infer import MCMC, NUTS
 
 import geode_jax
@@ -133,6 +133,7 @@ def test_bad_arguments(forest, data):
         assert mcmc.get_samples()["log_sigma2"].dtype == np.float64
 
 
+@ANY_NOISE_SLOW
 def test_predictive_is_the_log_density(posterior, data):
     predictive = PosteriorPredictive(posterior, num_draws=60)
     assert predictive.event_shape == (6,)

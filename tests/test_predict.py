@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from conftest import ANY_NOISE
+from conftest import ANY_NOISE, ANY_NOISE_SLOW
 from scipy import special, stats
 
 import geode_jax
@@ -76,6 +76,7 @@ def test_density_integrates_to_one(data):
     np.testing.assert_allclose(total, 1.0, atol=5e-3)
 
 
+@ANY_NOISE_SLOW
 @pytest.mark.parametrize("seen", [np.ones(6, bool), SEEN], ids=["complete", "partial"])
 def test_log_density_draws(posterior, rows, seen):
     """Every draw's density is that of a posterior with this draw alone, and their average is the density."""
@@ -96,6 +97,7 @@ def test_log_density_draws(posterior, rows, seen):
     assert geode_jax.log_density_draws(posterior, hidden, num_draws=10).shape == (2, 2, 5, 7)
 
 
+@ANY_NOISE_SLOW
 @pytest.mark.parametrize("seen", [np.ones(6, bool), SEEN], ids=["complete", "partial"])
 def test_intrinsic_dimension_of_rows(posterior, dense, rows, seen):
     """The nodes' dimensions, weighted by the oracle's node probabilities of every draw."""
@@ -172,6 +174,7 @@ def test_the_pool_of_trees_is_calibrated():
         np.testing.assert_allclose(sure**2, 1 / 3, rtol=1e-3)
 
 
+@ANY_NOISE_SLOW
 @pytest.mark.slow
 def test_conditional_draws(posterior, dense, rows):
     """KS of 3000 draws of each missing coordinate against the oracle's mixture; false alarm 1e-4 in all."""
@@ -271,6 +274,7 @@ def test_nodes_ranked_by_few_directions_are_the_right_ones():
         np.testing.assert_allclose(found[gone], weight @ mean, atol=0.01)
 
 
+@ANY_NOISE_SLOW
 def test_a_row_does_not_depend_on_its_company(posterior, rows):
     hidden = _hide(rows, SEEN)
     np.testing.assert_array_equal(
@@ -281,6 +285,7 @@ def test_a_row_does_not_depend_on_its_company(posterior, rows):
     )
 
 
+@ANY_NOISE_SLOW
 def test_rows_with_few_observed_entries(posterior, rows):
     """Fewer observed entries than directions: G is singular."""
     seen = np.arange(6) == 2
