@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
-from conftest import ANY_NOISE, ANY_NOISE_SLOW
+from conftest import ANY_NOISE_SLOW
 
 import geode_jax
 from geode_jax.predict import conditional as conditional_module
@@ -23,7 +23,7 @@ def _one_tree(posterior):
     return eqx.tree_at(lambda it: (it.dictionary, it.draws), posterior, parts)
 
 
-@ANY_NOISE
+@ANY_NOISE_SLOW
 def test_one_tree_log_prob_is_joint_less_marginal(posterior, rows):
     posterior = _one_tree(posterior)
     found = geode_jax.condition(posterior, np.where(SEEN, rows, np.nan), **OPTIONS).log_prob(rows)
@@ -96,6 +96,7 @@ def test_scales_without_rows_do_not_make_the_spread(posterior, data):
     np.testing.assert_array_equal(with_noise(0.5, count), with_noise(0.5, posterior.draws.count))
 
 
+@pytest.mark.slow
 @ANY_NOISE_SLOW
 def test_a_marginal_is_that_of_the_joint(posterior, rows):
     """One tree: means and quantiles are the same features of the whole conditional's, draws have its moments."""

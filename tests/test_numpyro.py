@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import oracle
 import pytest
-from conftest import ANY_NOISE, ANY_NOISE_SLOW, DICTIONARY, SAMPLER
+from conftest import ANY_NOISE_SLOW, DICTIONARY, SAMPLER
 from numpyro.infer import MCMC, NUTS
 
 import geode_jax
@@ -156,7 +156,7 @@ def test_predictive_gradient(data):
         np.testing.assert_allclose(gradient, central, rtol=1e-5, atol=1e-7)
 
 
-@ANY_NOISE
+@ANY_NOISE_SLOW
 def test_predictive_samples_and_moments(posterior):
     predictive = PosteriorPredictive(posterior)
     components = oracle.make_oracle(posterior)

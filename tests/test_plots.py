@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import ANY_NOISE
+from conftest import ANY_NOISE_SLOW
 from matplotlib.figure import Figure
 
 import geode_jax
@@ -61,7 +61,7 @@ def test_scale_weights(ax, posterior):
     assert len(heights) == posterior.dictionary.tree.num_scales
 
 
-@ANY_NOISE
+@ANY_NOISE_SLOW
 def test_cells_are_the_covariances(ax, posterior, data):
     """The heaviest ellipse is that of its node's covariance, at the mean of log sigma and alpha2 / sigma2."""
     assert cells(ax, posterior, data, tree=1, features=(2, 4)) is ax

@@ -215,7 +215,7 @@ def test_draws_of_trees_that_disagree_are_drawn_together(posterior, rows):
     assert (spread[1] > 1.1 * spread[0]).all()
 
 
-@ANY_NOISE
+@ANY_NOISE_SLOW
 def test_samples(posterior, dense):
     """KS of each coordinate of 4000 samples, and of two projections, against the oracle; false alarm 1e-4 in all."""
     samples = geode_jax.sample(jax.random.key(8), posterior, 4000)
@@ -245,6 +245,7 @@ def test_pruned_candidates_agree_on_rows_like_the_data(posterior, data):
         assert loss.mean() < average
 
 
+@pytest.mark.slow
 def test_nodes_ranked_by_few_directions_are_the_right_ones():
     """Rows with masks of their own and many directions: what the best six nodes say is the whole."""
     rng = np.random.default_rng(0)
