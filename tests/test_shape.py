@@ -147,8 +147,27 @@ def test_constant_features_do_not_run_away(smooth):
     rows = smooth[:300].astype(float)
     rows[:, 3] = 7.0
     fitted = geode_jax.fit(jax.random.key(0), rows, dictionary=SETTINGS, sampler=SAMPLER)
-    assert np.isfinite(geode_jax.log_density(fitted, rows[:20])).all()
+    usual = geode_jax.log_density(fitted, rows[:20])
+    assert np.isfinite(usual).all()
+    rows[:20, 3] += 0.1
+    other = geode_jax.log_density(fitted, rows[:20])
+    assert np.isfinite(other).all()
+    assert (other < usual).all()
     assert np.isfinite(geode_jax.sample(jax.random.key(1), fitted, 20)).all()
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_features", "depth"), [(300, 1, 1), (300, 2, 1), (20, NUM_FEATURES, 1), (300, 24, 0)]
+)
+def test_odd_shapes(smooth, num_rows, num_features, depth):
+    """One feature, two, fewer rows than features, one node: stage one ends, and what it hands on is finite."""
+    settings = dataclasses.replace(SETTINGS, depth=depth)
+    found = geode_jax.learn_forest(jax.random.key(0), smooth[:num_rows, :num_features], dictionary=settings)
+    assert np.isfinite(found.statistics.residual).all()
+    assert np.isfinite(found.statistics.squared).all()
+    assert (found.scale > 0.0).all()
+    if found.noise_root is not None:
+        assert np.linalg.slogdet(found.noise_root)[1] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_rows_with_missing_features_in_training_leave_the_noise_isotropic(smooth):

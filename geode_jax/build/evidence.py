@@ -116,6 +116,11 @@ def cross_fitted_evidence(
     return _fit(x, partition, subspaces, folds, is_observed, num_features, nodes)
 
 
+def is_clear(gain: np.ndarray, least: float) -> bool:
+    """Whether a gain in log likelihood, (m,), is more than `least` per row and two standard errors."""
+    return bool(gain.mean() > max(least, 2.0 * gain.std() / np.sqrt(gain.size)))
+
+
 def sample_of(num_rows: int) -> np.ndarray:
     """Indices of the rows that the mixture is fitted to."""
     return np.linspace(0, num_rows - 1, min(num_rows, LARGEST_SAMPLE)).astype(int)

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from geode_jax.build.blocks import slices
-from geode_jax.build.evidence import Evidence, cross_fitted_evidence
+from geode_jax.build.evidence import Evidence, cross_fitted_evidence, is_clear
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces, each_fold, join_groups, learn_subspaces
@@ -177,7 +177,7 @@ def choose_shapes(
         own, (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
         evidence = cross_fitted_evidence(own, partition, found, folds)
         gain = evidence.log_likelihood() - num_features * np.log(shapes[0].unit) - without
-        if gain.mean() <= max(best.gain if best else 0.0, 2.0 * gain.std() / np.sqrt(gain.size)):
+        if not is_clear(gain, best.gain if best else 0.0):
             break
         best = Chosen(shapes, evidence, float(gain.mean()))
         num_leading = max(1, 2 * num_leading)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax.build.blocks import slices
-from geode_jax.build.evidence import cross_fitted_evidence
+from geode_jax.build.evidence import cross_fitted_evidence, is_clear
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import LeftOut, Subspaces, each_fold, kept_rows, learn_subspaces
 
@@ -141,7 +141,7 @@ def choose_span(
         span = whole.leading(rank)
         found = learn_subspaces_in_span(x, span, partition, max_rank, folds, seed, parent_rows)
         gain = cross_fitted_evidence(x, partition, found, folds, is_observed, num_features).log_likelihood() - without
-        if gain.mean() > max(best_gain, 2.0 * gain.std() / np.sqrt(gain.size)):
+        if is_clear(gain, best_gain):
             best, best_gain = span, float(gain.mean())
         rank *= 2
     return None if best is None else (best, best_gain)

@@ -18,6 +18,11 @@ class Frame(NamedTuple):
     scale: np.ndarray
     root: np.ndarray | None = None
 
+    @property
+    def inverse_root(self) -> np.ndarray | None:
+        """R^{-1}, (D, D)."""
+        return None if self.root is None else np.linalg.inv(self.root)
+
 
 def learn_frame(data: np.ndarray) -> Frame:
     """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
@@ -49,7 +54,7 @@ def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
     The subtraction is in float64, so that a far-off origin costs no digits.
     """
     x = np.empty(data.shape, dtype)
-    inverse = None if frame.root is None else np.linalg.inv(frame.root)
+    inverse = frame.inverse_root
     for out, block in zip(_blocks(x), _blocks(data), strict=True):
         scaled = (block - frame.shift) / frame.scale
         out[:] = scaled if inverse is None else scaled @ inverse

@@ -184,8 +184,7 @@ class PosteriorPredictive(Distribution):
     ) -> None:
         check_instance(posterior, "posterior", Posterior)
         draws = posterior.thin(check_integer(num_draws, "num_draws", 1))
-        root = posterior.noise_root
-        inverse = None if root is None else np.linalg.inv(root)
+        root, inverse = posterior.noise_root, posterior.frame.inverse_root
         self.dictionary, self.draws, self.shift, self.scale, self.root, self.inverse_root = jax.tree.map(
             _in_default_precision, (posterior.dictionary, draws, posterior.shift, posterior.scale, root, inverse)
         )

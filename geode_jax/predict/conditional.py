@@ -178,8 +178,8 @@ class Conditional:
             whole[:, self.features], seen[:, self.features] = wanted, 1.0
         if not seen.all():
             return partial_log_density_by_tree(self.posterior, draws, whole, seen, self.num_candidates)
-        root = self.posterior.noise_root
-        complete = whole if root is None else (whole @ np.linalg.inv(root)).astype(whole.dtype)
+        inverse = self.posterior.frame.inverse_root
+        complete = whole if inverse is None else (whole @ inverse).astype(whole.dtype)
         by_tree = map_row_blocks(
             lambda rows: log_density_by_tree(self.posterior.dictionary, draws, rows).T,
             complete,

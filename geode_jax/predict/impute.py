@@ -36,18 +36,18 @@ def _components(
     candidates: Candidates,
     mixture: Mixture,
     seen: Seen,
+    told: Array | None,
     features: Array | None,
     with_variance: bool,
 ) -> tuple[Array, Array]:
     """Mean and variance of the `features` under every component of one tree, (M, b, D') each; 0 and 1 without weight.
 
-    Noise in the observed features tells of that in the others where the noise is not isotropic.
+    Noise in the observed features tells of that in the others where the noise is not isotropic: `told`, the same for
+    all trees, says how.
     """
     centres, bases = _rows_of(dictionary, features)
     rows, width = mixture.node.shape
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), mixture)
-    whitening = seen.whitening
-    told = None if whitening is None else whitening.told(features)
 
     def of_pairs(pairs: Array) -> tuple[Array, Array]:
         at, part = jax.tree.map(lambda leaf: leaf[pairs], flat), seen.rows(pairs // width)
@@ -141,13 +141,14 @@ def conditional_summary(
     quantiles.
     """
     num_trees = draws.log_joint.shape[0]
+    told = None if seen.whitening is None else seen.whitening.told(features)
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Array, Array]:
         tree_dictionary, tree_draws = inputs
         candidates = find_candidates(tree_dictionary, tree_draws, seen, num_candidates)
         scores = candidate_scores(tree_dictionary, tree_draws, candidates)
         mixture = merged_mixture(tree_dictionary, tree_draws, candidates, scores)
-        mean, variance = _components(tree_dictionary, candidates, mixture, seen, features, levels is not None)
+        mean, variance = _components(tree_dictionary, candidates, mixture, seen, told, features, levels is not None)
         return mixture.weight.T[..., None], mean, variance
 
     weight, mean, variance = lax.map(one_tree, (dictionary, draws))
@@ -180,13 +181,16 @@ def conditional_draws(
     draws depend on its number, not on the block it stands in.
     """
     num_trees = draws.log_joint.shape[0]
+    told = None if seen.whitening is None else seen.whitening.told(None)
+    told_features = None if told is None else _at(told, features)
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Observed, Array, Array, Array]:
         candidates = find_candidates(*inputs, seen, num_candidates)
         scores = candidate_scores(*inputs, candidates)
         mixture = merged_mixture(*inputs, candidates, scores)
         moments = _moments(
-            mixture.weight.T[..., None], *_components(inputs[0], candidates, mixture, seen, features, True)
+            mixture.weight.T[..., None],
+            *_components(inputs[0], candidates, mixture, seen, told_features, features, True),
         )
         return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 
@@ -195,7 +199,6 @@ def conditional_draws(
     # what is drawn of the observed features is needed where it tells of the noise in the others
     shown = features if seen.whitening is None else None
     centres, bases = jax.vmap(_rows_of, in_axes=(0, None))(dictionary, shown)
-    told = None if seen.whitening is None else seen.whitening.told(None)
     dtype = seen.x.dtype
     scale = jnp.asarray(dictionary.tree.scale)
 
