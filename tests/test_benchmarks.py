@@ -45,7 +45,7 @@ from benchmarks.__main__ import experiments
 from benchmarks.__main__ import main as entry_point
 from benchmarks.common import earlier_rows, find_data
 from benchmarks.tables import finished
-from geode_jax import DictionarySettings, learn_forest
+from geode_jax import DictionarySettings, NoiseShape, learn_forest
 from geode_jax.build.partition import Partition
 
 ROOT = Path(__file__).parent.parent
@@ -356,15 +356,20 @@ def test_a_method_that_is_not_finished_is_left_out():
 
 
 @pytest.mark.slow
-def test_memory():
-    """Stage one holds its own copy of the data, and one more divided by the noise scales; the rest is blocks."""
+@pytest.mark.parametrize(("noise_shape", "copies"), [(None, 3), (NoiseShape(), 5)])
+def test_memory(noise_shape, copies):
+    """Stage one holds its own copy of the data, and one more divided by the noise scales; the rest is blocks.
+
+    A shape of the noise takes two more: rows whitened without one fold, and each row without its own.
+    """
     x = candidates.curved_rows(60_000, 200)
     tracemalloc.start()
-    settings = DictionarySettings(num_trees=1, max_rank=5, depth=3, tree_rows=4000)
-    learn_forest(jax.random.key(0), x, dictionary=settings)
+    settings = DictionarySettings(num_trees=1, max_rank=5, depth=3, tree_rows=4000, noise_shape=noise_shape)
+    forest = learn_forest(jax.random.key(0), x, dictionary=settings)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 3 * x.nbytes
+    assert (forest.noise_root is None) == (noise_shape is None)
+    assert peak < copies * x.nbytes
 
 
 @pytest.mark.slow

@@ -45,10 +45,10 @@ class Shape(NamedTuple):
         """R, (D, D)."""
         return (self.axes * self.deviation) @ self.axes.T
 
-    def whiten(self, x: np.ndarray) -> np.ndarray:
+    def whiten(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """``R^{-1} x / unit`` of rows, (n, D)."""
         inverse = ((self.axes / (self.unit * self.deviation)) @ self.axes.T).astype(x.dtype)
-        return x @ inverse
+        return np.matmul(x, inverse, out=out)
 
 
 class _Moments(NamedTuple):
@@ -134,12 +134,12 @@ def learn_subspaces_in_shapes(
 
     The dictionary that leaves a fold out is that of all rows as whitened without the fold.
     """
-    own = np.empty_like(x)
+    own, whitened = np.empty_like(x), np.empty_like(x)
     parts: list[list[Subspaces]] = [[] for _ in partitions]
     left_out = each_fold(folds)
     for number, (shape, group) in enumerate(zip(shapes, left_out, strict=True)):
         on_share(number / len(left_out))
-        whitened = shape.whiten(x)
+        shape.whiten(x, out=whitened)
         for fold in group:
             own[folds == fold] = whitened[folds == fold]
         for found, partition, seed in zip(parts, partitions, seeds, strict=True):
