@@ -45,10 +45,10 @@ class Shape(NamedTuple):
         """R, (D, D)."""
         return (self.axes * self.deviation) @ self.axes.T
 
-    def whiten(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """``R^{-1} x / unit`` of rows, (n, D)."""
-        inverse = ((self.axes / (self.unit * self.deviation)) @ self.axes.T).astype(x.dtype)
-        return np.matmul(x, inverse, out=out)
+    @property
+    def whitening(self) -> np.ndarray:
+        """``R^{-1} / unit``, (D, D)."""
+        return (self.axes / (self.unit * self.deviation)) @ self.axes.T
 
 
 class _Moments(NamedTuple):
@@ -134,17 +134,20 @@ def learn_subspaces_in_shapes(
 
     The dictionary that leaves a fold out is that of all rows as whitened without the fold.
     """
-    own, whitened = np.empty_like(x), np.empty_like(x)
     parts: list[list[Subspaces]] = [[] for _ in partitions]
     left_out = each_fold(folds)
-    for number, (shape, group) in enumerate(zip(shapes, left_out, strict=True)):
+    matrices = [shape.whitening.astype(x.dtype) for shape in shapes]
+    whitened = np.empty_like(x)  # the only copy: first of all rows by one shape after the other, then each by its own
+    for number, (matrix, group) in enumerate(zip(matrices, left_out, strict=True)):
         on_share(number / len(left_out))
-        shape.whiten(x, out=whitened)
-        for fold in group:
-            own[folds == fold] = whitened[folds == fold]
+        np.matmul(x, matrix, out=whitened)
         for found, partition, seed in zip(parts, partitions, seeds, strict=True):
             found.append(learn_subspaces(whitened, partition, max_rank, folds, seed, parent_rows, [group]))
-    return own, [join_groups(found) for found in parts]
+    for fold, matrix in enumerate(matrices[1:]):
+        rows = np.flatnonzero(folds == fold)
+        for block in slices(rows.size, x.shape[1]):
+            whitened[rows[block]] = x[rows[block]] @ matrix
+    return whitened, [join_groups(found) for found in parts]
 
 
 class Chosen(NamedTuple):
@@ -169,13 +172,17 @@ def choose_shapes(
     Nodes are left more and more leading axes, as long as that helps. As with a span of directions, the gain has to be
     two standard errors. `without`: log likelihood of the rows by the tree's dictionary with isotropic noise.
     """
+
+    def try_shapes(shapes: list[Shape]) -> Evidence:
+        own, (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
+        return cross_fitted_evidence(own, partition, found, folds)
+
     covariances, num_features = learn_covariances(x, folds), x.shape[1]
     best: Chosen | None = None
     num_leading = min(NUM_LEADING, num_features // 3, max_rank)
     while best is None or 2 * num_leading <= num_features:
         shapes = covariances.shapes(num_leading)
-        own, (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
-        evidence = cross_fitted_evidence(own, partition, found, folds)
+        evidence = try_shapes(shapes)
         gain = evidence.log_likelihood() - num_features * np.log(shapes[0].unit) - without
         if not is_clear(gain, best.gain if best else 0.0):
             break
