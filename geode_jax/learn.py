@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from geode_jax.build.evidence import cross_fitted_evidence
+from geode_jax.build.evidence import LARGEST_SAMPLE, cross_fitted_evidence
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, partition_rows, route_rows
 from geode_jax.build.row_space import is_worth, row_coordinates
-from geode_jax.build.shape import Shape, choose_shapes, learn_subspaces_in_shapes
+from geode_jax.build.shape import Shape, choose_shapes, learn_covariances, learn_subspaces_in_shapes
 from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
 from geode_jax.build.standardise import divide
-from geode_jax.build.subspace import Subspaces, each_fold, join_groups, learn_subspaces
+from geode_jax.build.subspace import Subspaces, each_fold, join_groups, judging_folds, learn_subspaces
 from geode_jax.settings import DictionarySettings, SharedSpan
 
 
@@ -198,18 +198,22 @@ def _choose(
         if span.bases.shape[2] == 0:  # too few rows for any direction
             span = None
     elif folds is not None and (shared is not None or may_lower_rank or may_have_shape):
-        own = learn_subspaces(x, partition, settings.max_rank, folds, seed, parent_rows)
-        evidence = cross_fitted_evidence(x, partition, own, folds, is_observed, num_features)
+        judging = judging_folds(folds, LARGEST_SAMPLE)
+        own = learn_subspaces(x, partition, settings.max_rank, judging, seed, parent_rows)
+        evidence = cross_fitted_evidence(x, partition, own, judging, is_observed, num_features)
         without = evidence.log_likelihood()
         if shared is not None:
             found = choose_span(
-                x, partition, settings.max_rank, folds, seed, without, parent_rows, is_observed, num_features
+                x, partition, settings.max_rank, judging, seed, without, parent_rows, is_observed, num_features
             )
             span, gain = found or (None, 0.0)
         if may_have_shape:
-            chosen = choose_shapes(x, partition, settings.max_rank, folds, seed, without, parent_rows)
+            chosen = choose_shapes(x, partition, settings.max_rank, judging, seed, without, parent_rows)
             if chosen is not None and chosen.gain > gain:
-                span, shapes, evidence = None, chosen.shapes, chosen.evidence
+                covariances = chosen.covariances if judging is folds else learn_covariances(x, folds)
+                span, shapes, evidence = None, covariances.shapes(chosen.num_leading), chosen.evidence
+        if span is not None and judging is not folds:
+            span = learn_span(x, folds, seed).leading(span.bases.shape[2])
         if span is None and may_lower_rank:
             settings = dataclasses.replace(settings, max_rank=evidence.needed_rank())
     settings = dataclasses.replace(settings, shared_span=None, noise_shape=None if shapes is None else noise_shape)

@@ -18,7 +18,7 @@ from geode_jax.build.partition import Partition, default_depth, partition_rows, 
 from geode_jax.build.row_space import row_coordinates
 from geode_jax.build.span import choose_span, learn_span, learn_subspaces_in_span, span_rank
 from geode_jax.build.standardise import learn_frame, to_model
-from geode_jax.build.subspace import assign_folds, learn_subspaces
+from geode_jax.build.subspace import assign_folds, judging_folds, learn_subspaces
 
 
 def _partition(x, depth=3, min_cell_size=5, num_neighbors=10, seed=0):
@@ -441,6 +441,25 @@ def test_evidence_of_a_sample(monkeypatch):
     x, _ = _flat_sheet()
     folds = assign_folds(len(x), 5, np.random.default_rng(0))
     assert _own_evidence(x, 3, folds).log_likelihood().shape == (100,)
+
+
+def test_judged_by_some_folds():
+    """As many as have rows enough; a span is the one that all rows would choose, and leaves no other rows out."""
+    x, _ = _flat_sheet()
+    folds = assign_folds(len(x), 5, np.random.default_rng(0))
+    assert judging_folds(folds, len(x) + 1) is folds
+    some = judging_folds(folds, len(x) // 5 + 1)
+    assert set(some) == {-1, 0, 1}
+    np.testing.assert_array_equal(some[some >= 0], folds[folds < 2])
+    found = [_own_evidence(x, 10, kept) for kept in (folds, some)]
+    assert found[1].log_likelihood().shape == (2 * len(x) // 5,)
+    assert found[0].log_likelihood().mean() == pytest.approx(found[1].log_likelihood().mean(), abs=1.0)
+    spans = [
+        choose_span(x, _partition(x), 10, kept, 0, own.log_likelihood())[0]
+        for kept, own in zip((folds, some), found, strict=True)
+    ]
+    assert [span.bases.shape for span in spans] == [(6, 40, 3), (3, 40, 3)]
+    np.testing.assert_array_equal(spans[1].bases[1:], spans[0].bases[1:3])
 
 
 def test_no_more_directions_than_rows_span():

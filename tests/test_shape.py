@@ -1,6 +1,7 @@
 """The shape of the noise: learned without the rows it is judged by, taken where it helps, right in every prediction."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from conftest import SAMPLER
 
 import geode_jax
+from geode_jax import learn
 from geode_jax.build.partition import Partition
 from geode_jax.build.shape import choose_shapes, learn_covariances, learn_subspaces_in_shapes
 from geode_jax.build.subspace import assign_folds
@@ -100,6 +102,21 @@ def test_a_shape_is_taken_where_features_hang_together(smooth, folds):
         assert (found.dictionary_settings.noise_shape is not None) == is_taken
     # with nothing to gain on but an impossible likelihood there is no shape
     assert choose_shapes(smooth, cells, 2, folds, 0, np.full(400, 1e6)) is None
+
+
+def test_judged_by_some_folds(smooth, monkeypatch):
+    """With more rows than a choice needs, the shape is still that of all rows, whoever judged it."""
+    settings = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1)
+    usual, judged = [], []
+    for enough in (400, 90):
+        monkeypatch.setattr(learn, "LARGEST_SAMPLE", enough)
+        seen = mock.Mock(wraps=choose_shapes)
+        monkeypatch.setattr(learn, "choose_shapes", seen)
+        usual.append(geode_jax.learn_forest(jax.random.key(0), smooth, dictionary=settings))
+        judged.append(set(seen.call_args.args[3]))
+    assert judged == [{0, 1, 2, 3, 4}, {-1, 0, 1}]
+    np.testing.assert_array_equal(*(forest.noise_root for forest in usual))
+    np.testing.assert_array_equal(*(forest.statistics.residual for forest in usual))
 
 
 SETTINGS = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1, shared_span=None)

@@ -105,7 +105,7 @@ def cross_fitted_evidence(
     is_observed: np.ndarray | None = None,
     num_features: int | None = None,
 ) -> Evidence:
-    """The evidence of (a sample of) the rows, from dictionaries that left their folds out.
+    """The evidence of (a sample of) the rows that are in a fold, from dictionaries that left their folds out.
 
     `num_features`: D, where x holds coordinates of rows in fewer dimensions.
     """
@@ -121,9 +121,14 @@ def is_clear(gain: np.ndarray, least: float) -> bool:
     return bool(gain.mean() > max(least, 2.0 * gain.std() / np.sqrt(gain.size)))
 
 
-def sample_of(num_rows: int) -> np.ndarray:
-    """Indices of the rows that the mixture is fitted to."""
-    return np.linspace(0, num_rows - 1, min(num_rows, LARGEST_SAMPLE)).astype(int)
+def sample_of(rows: np.ndarray) -> np.ndarray:
+    """Those of the rows that the mixture is fitted to."""
+    return rows[np.linspace(0, rows.size - 1, min(rows.size, LARGEST_SAMPLE)).astype(int)]
+
+
+def judged_rows(folds: np.ndarray) -> np.ndarray:
+    """Indices of the rows that :func:`cross_fitted_evidence` is of."""
+    return sample_of(np.flatnonzero(folds >= 0))
 
 
 def fit_quick_mixture(
@@ -143,7 +148,7 @@ def _fit(
     num_features: int,
     nodes: np.ndarray,
 ) -> Evidence:
-    rows = sample_of(x.shape[0])
+    rows = sample_of(np.arange(x.shape[0])) if folds is None else judged_rows(folds)
     seen = None if is_observed is None else is_observed[rows]
     residual, squared = statistics_at(x[rows], None if folds is None else folds[rows], subspaces, nodes, seen)
     ranks = subspaces.ranks[nodes]
@@ -194,7 +199,7 @@ def cell_mixture(
     def moments(node: int) -> tuple[float, np.ndarray, float, int]:
         cell = partition.cells[node]
         assert cell is not None
-        rows = cell[sample_of(cell.size)]
+        rows = sample_of(cell)
         residual, squared = statistics_at_node(x, rows, folds, subspaces, node, is_observed)
         seen = float(rows.size * num_features if is_observed is None else is_observed[rows].sum())
         return float(residual.sum(dtype=np.float64)), squared.sum(axis=0, dtype=np.float64), seen, rows.size

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from geode_jax.build.evidence import cross_fitted_evidence, sample_of
+from geode_jax.build.evidence import cross_fitted_evidence, judged_rows
 from geode_jax.build.partition import Partition
 from geode_jax.build.standardise import divide
 from geode_jax.build.subspace import assign_folds, learn_subspaces
@@ -55,8 +55,7 @@ def learn_feature_scales(
         subspaces = learn_subspaces(scaled, middle, max_rank, folds, seed)
         log_density = cross_fitted_evidence(scaled, middle, subspaces, folds, is_observed).log_likelihood()
         # the logs of all scales add up to 0, those of a row's observed features need not
-        rows = sample_of(x.shape[0])
-        jacobian = 0.0 if is_observed is None else is_observed[rows] @ np.log(scales)
+        jacobian = 0.0 if is_observed is None else is_observed[judged_rows(folds)] @ np.log(scales)
         return float((log_density - jacobian).mean())
 
     return max(candidates, key=score)

@@ -96,13 +96,13 @@ class Covariances(NamedTuple):
 
 def learn_covariances(x: np.ndarray, folds: np.ndarray) -> Covariances:
     """Covariances of all rows of x, (n, D), and of those without each fold: O(n D^2 + D^3) operations."""
-    own = [_moments(x, np.flatnonzero(folds == fold)) for fold in range(folds.max() + 1)]
-    whole = functools.reduce(_Moments.plus, own)
+    rest, *own = (_moments(x, np.flatnonzero(folds == fold)) for fold in range(-1, folds.max() + 1))
+    whole = functools.reduce(_Moments.plus, own, rest)
     left = [whole, *(whole.plus(part, -1) for part in own)]
     axes = each(_principal_axes, left)
     variance = np.zeros(x.shape[1])
     for part, without, directions in zip(own, left[1:], axes[1:], strict=True):
-        variance += part.size / whole.size * part.variance_about(without.mean, directions)
+        variance += part.size / (whole.size - rest.size) * part.variance_about(without.mean, directions)
     return Covariances(axes, isotonic_regression(variance, increasing=False).x)
 
 
@@ -130,7 +130,7 @@ def learn_subspaces_in_shapes(
     parent_rows: float = 0.0,
     on_share: Callable[[float], None] = lambda share: None,
 ) -> tuple[np.ndarray, list[Subspaces]]:
-    """Rows whitened without their own fold, (n, D), and every tree's dictionaries of whitened coordinates.
+    """Rows whitened without their own fold, if any, (n, D), and every tree's dictionaries of whitened coordinates.
 
     The dictionary that leaves a fold out is that of all rows as whitened without the fold.
     """
@@ -143,7 +143,7 @@ def learn_subspaces_in_shapes(
         np.matmul(x, matrix, out=whitened)
         for found, partition, seed in zip(parts, partitions, seeds, strict=True):
             found.append(learn_subspaces(whitened, partition, max_rank, folds, seed, parent_rows, [group]))
-    for fold, matrix in enumerate(matrices[1:]):
+    for fold, matrix in enumerate(matrices, start=-1):
         rows = np.flatnonzero(folds == fold)
         for block in slices(rows.size, x.shape[1]):
             whitened[rows[block]] = x[rows[block]] @ matrix
@@ -151,9 +151,13 @@ def learn_subspaces_in_shapes(
 
 
 class Chosen(NamedTuple):
-    """Shapes, what the rows say of one tree's dictionary in them, and its gain per row over isotropic noise."""
+    """Covariances and the leading axes that noise leaves to the nodes, and what the rows say of one tree's dictionary.
 
-    shapes: list[Shape]
+    `gain`: in log likelihood per row, over isotropic noise.
+    """
+
+    covariances: Covariances
+    num_leading: int
     evidence: Evidence
     gain: float
 
@@ -167,7 +171,7 @@ def choose_shapes(
     without: np.ndarray,
     parent_rows: float = 0.0,
 ) -> Chosen | None:
-    """The shapes with which one tree's dictionary describes held-out rows best; None where that is isotropic noise.
+    """The shape with which one tree's dictionary describes held-out rows best; None where that is isotropic noise.
 
     Nodes are left more and more leading axes, as long as that helps. As with a span of directions, the gain has to be
     two standard errors. `without`: log likelihood of the rows by the tree's dictionary with isotropic noise.
@@ -186,6 +190,6 @@ def choose_shapes(
         gain = evidence.log_likelihood() - num_features * np.log(shapes[0].unit) - without
         if not is_clear(gain, best.gain if best else 0.0):
             break
-        best = Chosen(shapes, evidence, float(gain.mean()))
+        best = Chosen(covariances, num_leading, evidence, float(gain.mean()))
         num_leading = max(1, 2 * num_leading)
     return best

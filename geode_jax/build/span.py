@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 def learn_span(x: np.ndarray, folds: np.ndarray | None, seed: int, left_out: LeftOut | None = None) -> Span:
     """The leading directions of the whole data, as many as may be of use."""
-    num_rows = x.shape[0] if folds is None else x.shape[0] - int(np.bincount(folds).max())
+    num_rows = x.shape[0] if folds is None else x.shape[0] - int(np.bincount(folds[folds >= 0]).max())
     rank = min(LARGEST_SPAN, x.shape[1], num_rows - 1)
     found = learn_subspaces(x, Partition(0, (np.arange(x.shape[0]),)), rank, folds, seed, left_out=left_out)
     return Span(found.centres[:, 0], found.bases[:, 0, :, : found.ranks[0]])

@@ -40,6 +40,16 @@ def assign_folds(num_rows: int, num_folds: int, rng: np.random.Generator) -> np.
     return rng.permutation(np.arange(num_rows) % min(num_folds, num_rows))
 
 
+def judging_folds(folds: np.ndarray, enough: int) -> np.ndarray:
+    """Folds that choices are judged by, (n,): so many that they have `enough` rows; rows of the others are in none, -1.
+
+    No dictionary that is learned for a choice has to leave those out.
+    """
+    sizes = np.cumsum(np.bincount(folds))
+    num_used = 1 + int(np.searchsorted(sizes, min(enough, sizes[-1])))
+    return folds if num_used == sizes.size else np.where(folds < num_used, folds, -1)
+
+
 def each_fold(folds: np.ndarray | None) -> LeftOut:
     """Nothing left out, and each fold alone."""
     return [()] if folds is None else [(), *((fold,) for fold in range(int(folds.max()) + 1))]
