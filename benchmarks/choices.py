@@ -20,6 +20,7 @@ from benchmarks.common import load_frey, write_result
 from benchmarks.real_data import patches
 from benchmarks.swiss_roll import make_roll
 from benchmarks.tables import load
+from geode_jax.build.completed import Completed
 from geode_jax.build.evidence import cross_fitted_evidence
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales, middle_cells
@@ -108,7 +109,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         cut = int(0.8 * len(data))
         x, partition, max_rank, folds = prepare(data[:cut])
         whole = learn_span(x, folds, 0)
-        first = span_rank(x, whole, folds, x.shape[1])
+        first = span_rank(Completed(x, None), whole, folds, x.shape[1])
         own = learn_subspaces(x, partition, max_rank, folds, 0)
         score = cross_fitted_evidence(x, partition, own, folds).log_likelihood()
         base = held_out(data[:cut], data[cut:], options.quick)

@@ -13,10 +13,11 @@ import numpy as np
 
 from geode_jax._typing import Array
 from geode_jax.build.candidates import find_candidates
+from geode_jax.build.completed import Completed
 from geode_jax.build.evidence import QuickMixture, cross_fitted_evidence, fit_quick_mixture
 from geode_jax.build.standardise import divide
 from geode_jax.build.subspace import Subspaces, each_fold, learn_subspaces
-from geode_jax.learn import Completed, grow_trees
+from geode_jax.learn import grow_trees
 from geode_jax.math.lowrank import latent_given, log_marginal
 from geode_jax.partial_rows import PartialRows, group_rows, reduce_rows
 from geode_jax.settings import DictionarySettings

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
+from geode_jax.build.completed import Completed
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import default_depth
 from geode_jax.build.standardise import Frame, learn_frame, to_model
@@ -18,7 +19,7 @@ from geode_jax.build.subspace import assign_folds
 from geode_jax.completion import PARTIAL_CANDIDATES, complete
 from geode_jax.forest import Forest
 from geode_jax.handover import freeze_forest, partial_rows
-from geode_jax.learn import Completed, learn
+from geode_jax.learn import learn
 from geode_jax.settings import DictionarySettings
 
 # The sampler reads (F, K, n, d) numbers in every sweep, where they are within this many bytes in float32.

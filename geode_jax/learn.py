@@ -6,23 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from geode_jax.build.completed import Completed
 from geode_jax.build.evidence import LARGEST_SAMPLE, cross_fitted_evidence
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, partition_rows, route_rows
 from geode_jax.build.row_space import is_worth, row_coordinates
 from geode_jax.build.shape import Shape, choose_shapes, learn_covariances, learn_subspaces_in_shapes
-from geode_jax.build.span import Span, choose_span, learn_span, learn_subspaces_in_span
+from geode_jax.build.span import Span, choose_span, learn_dictionaries, learn_span, learn_whole_span
 from geode_jax.build.standardise import divide
-from geode_jax.build.subspace import Subspaces, each_fold, join_groups, judging_folds, learn_subspaces
+from geode_jax.build.subspace import Subspaces, judging_folds
 from geode_jax.settings import DictionarySettings, SharedSpan
-
-
-class Completed(NamedTuple):
-    """Rows without missing entries: `x` (n, D), and where there were any, as filled without knowing of each fold."""
-
-    x: np.ndarray
-    without: list[np.ndarray] | None
 
 
 class Learned(NamedTuple):
@@ -67,7 +61,7 @@ def learn(
     on_step(0.5, "shared span, rank")
     may_have_shape = completed.without is None and not has_coordinates
     span, shapes, settings = _choose(
-        completed.x,
+        completed,
         is_observed,
         settings,
         partitions[0],
@@ -77,17 +71,18 @@ def learn(
         may_lower_rank=may_lower_rank,
         may_have_shape=may_have_shape,
     )
+    assert settings.max_rank is not None
+    max_rank, parent_rows = settings.max_rank, settings.parent_rows or 0.0
     if shapes is not None:
         assert folds is not None
-        assert settings.max_rank is not None
         own, found = learn_subspaces_in_shapes(
             x,
             shapes,
             partitions,
-            settings.max_rank,
+            max_rank,
             folds,
             seeds,
-            settings.parent_rows or 0.0,
+            parent_rows,
             lambda share: on_step(0.5 + 0.5 * share, "learning dictionaries"),
         )
         return Learned(scales * shapes[0].unit, settings, partitions, own, found, None, shapes[0])
@@ -96,38 +91,11 @@ def learn(
     whole_span = learn_span(x, None, seeds[0]).leading(span.bases.shape[2]) if span and has_coordinates else None
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         on_step(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
-        subspaces.append(_learn_subspaces(completed, partition, settings, folds, seed, span))
+        subspaces.append(learn_dictionaries(completed, partition, max_rank, folds, seed, parent_rows, span))
         if whole is not None:
-            whole.append(_learn_subspaces(Completed(x, None), partition, settings, None, seed, whole_span))
+            rows = Completed(x, None)
+            whole.append(learn_dictionaries(rows, partition, max_rank, None, seed, parent_rows, whole_span))
     return Learned(scales, settings, partitions, completed.x, subspaces, whole)
-
-
-def _learn_subspaces(
-    completed: Completed,
-    partition: Partition,
-    settings: DictionarySettings,
-    folds: np.ndarray | None,
-    seed: int,
-    span: Span | None,
-) -> Subspaces:
-    """A tree's dictionaries of all rows and without each fold."""
-    assert settings.max_rank is not None
-    rank, parent_rows = settings.max_rank, settings.parent_rows or 0.0
-    left_out = each_fold(folds)
-    if completed.without is None:
-        if span is None:
-            return learn_subspaces(completed.x, partition, rank, folds, seed, parent_rows)
-        return learn_subspaces_in_span(completed.x, span, partition, rank, folds, seed, parent_rows)
-    # every group has rows of its own, filled without its fold
-    parts = []
-    for x, group in zip([completed.x, *completed.without], left_out, strict=True):
-        if span is None:
-            found = learn_subspaces(x, partition, rank, folds, seed, parent_rows, [group])
-        else:
-            own = learn_span(x, folds, seed, [group]).leading(span.bases.shape[2])
-            found = learn_subspaces_in_span(x, own, partition, rank, folds, seed, parent_rows, [group])
-        parts.append(found)
-    return join_groups(parts)
 
 
 def grow_trees(
@@ -177,7 +145,7 @@ def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: i
 
 
 def _choose(
-    x: np.ndarray,
+    completed: Completed,
     is_observed: np.ndarray | None,
     settings: DictionarySettings,
     partition: Partition,
@@ -190,31 +158,33 @@ def _choose(
 ) -> tuple[Span | None, list[Shape] | None, DictionarySettings]:
     """A shared span, or a shape of the noise, or neither, and settings that tell what was found, by the first tree."""
     assert settings.max_rank is not None
+    x = completed.x
     shared, parent_rows = settings.shared_span, settings.parent_rows or 0.0
     span, shapes, noise_shape, gain = None, None, settings.noise_shape, 0.0
     may_have_shape &= noise_shape is not None and num_features <= noise_shape.max_features
     if shared is not None and shared.rank is not None:
-        span = learn_span(x, folds, seed).leading(shared.rank)
+        span = learn_whole_span(completed, folds, seed).leading(shared.rank)
         if span.bases.shape[2] == 0:  # too few rows for any direction
             span = None
     elif folds is not None and (shared is not None or may_lower_rank or may_have_shape):
         judging = judging_folds(folds, LARGEST_SAMPLE)
-        own = learn_subspaces(x, partition, settings.max_rank, judging, seed, parent_rows)
+        own = learn_dictionaries(completed, partition, settings.max_rank, judging, seed, parent_rows)
         evidence = cross_fitted_evidence(x, partition, own, judging, is_observed, num_features)
         without = evidence.log_likelihood()
         if shared is not None:
             found = choose_span(
-                x, partition, settings.max_rank, judging, seed, without, parent_rows, is_observed, num_features
+                completed, partition, settings.max_rank, judging, seed, without, parent_rows, is_observed, num_features
             )
-            span, gain = found or (None, 0.0)
+            if found is not None:
+                span, evidence, gain = found
         if may_have_shape:
             chosen = choose_shapes(x, partition, settings.max_rank, judging, seed, without, parent_rows)
             if chosen is not None and chosen.gain > gain:
                 covariances = chosen.covariances if judging is folds else learn_covariances(x, folds)
                 span, shapes, evidence = None, covariances.shapes(chosen.num_leading), chosen.evidence
         if span is not None and judging is not folds:
-            span = learn_span(x, folds, seed).leading(span.bases.shape[2])
-        if span is None and may_lower_rank:
+            span = learn_whole_span(completed, folds, seed).leading(span.bases.shape[2])
+        if may_lower_rank:
             settings = dataclasses.replace(settings, max_rank=evidence.needed_rank())
     settings = dataclasses.replace(settings, shared_span=None, noise_shape=None if shapes is None else noise_shape)
     if span is None:

@@ -3,20 +3,30 @@
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 from joblib import cpu_count
 from scipy import linalg
 from threadpoolctl import threadpool_info
 
+from geode_jax import DictionarySettings, SharedSpan, learn_forest
 from geode_jax.build import blocks, evidence, subspace
+from geode_jax.build.completed import Completed
 from geode_jax.build.evidence import cross_fitted_evidence
 from geode_jax.build.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
 from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition, default_depth, partition_rows, route_rows
 from geode_jax.build.row_space import row_coordinates
-from geode_jax.build.span import choose_span, learn_span, learn_subspaces_in_span, span_rank
+from geode_jax.build.span import (
+    choose_span,
+    learn_dictionaries,
+    learn_span,
+    learn_subspaces_in_span,
+    learn_whole_span,
+    span_rank,
+)
 from geode_jax.build.standardise import learn_frame, to_model
 from geode_jax.build.subspace import assign_folds, judging_folds, learn_subspaces
 
@@ -228,7 +238,7 @@ def test_work_by_blocks_leaves_nothing_out(shape, monkeypatch):
         frame = learn_frame(data)
         x = to_model(data, frame, np.dtype(np.float64))
         span = learn_span(x, folds, 0).leading(3)
-        ranks = span_rank(x, learn_span(x, folds, 0), folds, shape[1])
+        ranks = span_rank(Completed(x, None), learn_span(x, folds, 0), folds, shape[1])
         own = learn_subspaces(x, cells, 3, folds, 0, 2.0)
         within = learn_subspaces_in_span(x, span, cells, 3, folds, 0, 2.0)
         outer = [bases @ np.swapaxes(bases, -1, -2) for bases in (span.bases, own.bases, within.bases)]
@@ -415,7 +425,9 @@ def _own_evidence(x, rank, folds):
 def test_span_is_found_where_there_is_one():
     x, directions = _flat_sheet()
     folds = assign_folds(len(x), 5, np.random.default_rng(0))
-    span, gain = choose_span(x, _partition(x), 10, folds, 0, _own_evidence(x, 10, folds).log_likelihood())
+    span, _, gain = choose_span(
+        Completed(x, None), _partition(x), 10, folds, 0, _own_evidence(x, 10, folds).log_likelihood()
+    )
     assert gain > 0.0
     assert span.bases.shape == (6, 40, 3)
     np.testing.assert_allclose(np.linalg.norm(directions.T @ span.bases[0], ord=2, axis=(0, 1)), 1.0, atol=0.01)
@@ -424,7 +436,10 @@ def test_span_is_found_where_there_is_one():
 def test_no_span_where_there_is_none():
     x = _clusters()
     folds = assign_folds(len(x), 5, np.random.default_rng(0))
-    assert choose_span(x, _partition(x), 10, folds, 0, _own_evidence(x, 10, folds).log_likelihood()) is None
+    assert (
+        choose_span(Completed(x, None), _partition(x), 10, folds, 0, _own_evidence(x, 10, folds).log_likelihood())
+        is None
+    )
 
 
 def test_evidence_tells_learned_from_memorised():
@@ -443,6 +458,39 @@ def test_evidence_of_a_sample(monkeypatch):
     assert _own_evidence(x, 3, folds).log_likelihood().shape == (100,)
 
 
+def test_folds_learn_from_rows_that_were_filled_without_them():
+    """With and without a span; only the dictionary of all rows learns from rows that were filled by all others."""
+    x, _ = _flat_sheet()
+    rng = np.random.default_rng(0)
+    other = (x + 0.3 * rng.normal(size=x.shape)).astype(np.float32)
+    folds = assign_folds(len(x), 4, rng)
+    cells = _partition(x, depth=1)
+    both = Completed(x, [other] * 4)
+    span = learn_whole_span(both, folds, 0).leading(5)
+    for within in (None, span):
+        found = learn_dictionaries(both, cells, 3, folds, 0, 3.0, within)
+        for group, rows in enumerate((x, other, other, other, other)):
+            alone = learn_span(rows, folds, 0).leading(5) if within else None
+            expected = learn_dictionaries(Completed(rows, None), cells, 3, folds, 0, 3.0, alone)
+            np.testing.assert_allclose(found.centres[group], expected.centres[group], atol=1e-5)
+            np.testing.assert_allclose(np.abs(found.bases[group]), np.abs(expected.bases[group]), atol=1e-3)
+    # choices are by the same dictionaries: those of rows that fit nothing have nothing to gain
+    without = cross_fitted_evidence(x, cells, learn_subspaces(x, cells, 1, folds, 0), folds).log_likelihood()
+    assert choose_span(Completed(x, None), cells, 10, folds, 0, without) is not None
+    shuffled = Completed(x, [rng.permuted(x, axis=0) for _ in range(4)])
+    assert choose_span(shuffled, cells, 10, folds, 0, without) is None
+
+
+def test_rows_may_tell_of_fewer_directions_than_a_span_has(monkeypatch):
+    """Then nodes get no more, as in R^D; those that the user asked for stay, within the span."""
+    x, _ = _flat_sheet()
+    monkeypatch.setattr(evidence.Evidence, "needed_rank", lambda self: 2)
+    for max_rank, found in ((None, 2), (20, 3)):
+        settings = DictionarySettings(num_trees=1, depth=2, max_rank=max_rank)
+        learned = learn_forest(jax.random.key(0), x, dictionary=settings).dictionary_settings
+        assert (learned.max_rank, learned.shared_span) == (found, SharedSpan(3))
+
+
 def test_judged_by_some_folds():
     """As many as have rows enough; a span is the one that all rows would choose, and leaves no other rows out."""
     x, _ = _flat_sheet()
@@ -455,7 +503,7 @@ def test_judged_by_some_folds():
     assert found[1].log_likelihood().shape == (2 * len(x) // 5,)
     assert found[0].log_likelihood().mean() == pytest.approx(found[1].log_likelihood().mean(), abs=1.0)
     spans = [
-        choose_span(x, _partition(x), 10, kept, 0, own.log_likelihood())[0]
+        choose_span(Completed(x, None), _partition(x), 10, kept, 0, own.log_likelihood())[0]
         for kept, own in zip((folds, some), found, strict=True)
     ]
     assert [span.bases.shape for span in spans] == [(6, 40, 3), (3, 40, 3)]
@@ -488,7 +536,7 @@ def test_span_of_few_rows(n):
     root = Partition(0, (np.arange(n),))
     found = evidence.cross_fitted_evidence(x, root, learn_subspaces(x, root, 5, folds, 0), folds)
     assert 1 <= found.needed_rank() <= 5
-    chosen = choose_span(x, root, 5, folds, 0, found.log_likelihood())
+    chosen = choose_span(Completed(x, None), root, 5, folds, 0, found.log_likelihood())
     assert chosen is None or chosen[0].bases.shape[2] <= 15
 
 

@@ -33,6 +33,7 @@ LAYERS = {
     "build.fill": 2.2,
     "build.noise": 2.3,
     "build.evidence": 2.2,
+    "build.completed": 2.2,
     "build.shape": 2.3,
     "build.span": 2.3,
     "build.candidates": 2.3,

@@ -116,9 +116,9 @@ def cross_fitted_evidence(
     return _fit(x, partition, subspaces, folds, is_observed, num_features, nodes)
 
 
-def is_clear(gain: np.ndarray, least: float) -> bool:
-    """Whether a gain in log likelihood, (m,), is more than `least` per row and two standard errors."""
-    return bool(gain.mean() > max(least, 2.0 * gain.std() / np.sqrt(gain.size)))
+def is_clear(gain: np.ndarray) -> bool:
+    """Whether a gain in log likelihood, (m,), is positive on average by more than two standard errors."""
+    return bool(gain.mean() > 2.0 * gain.std() / np.sqrt(gain.size))
 
 
 def sample_of(rows: np.ndarray) -> np.ndarray:

@@ -183,13 +183,15 @@ def choose_shapes(
 
     covariances, num_features = learn_covariances(x, folds), x.shape[1]
     best: Chosen | None = None
+    best_gain = np.zeros(1)
     num_leading = min(NUM_LEADING, num_features // 3, max_rank)
     while best is None or 2 * num_leading <= num_features:
         shapes = covariances.shapes(num_leading)
         evidence = try_shapes(shapes)
         gain = evidence.log_likelihood() - num_features * np.log(shapes[0].unit) - without
-        if not is_clear(gain, best.gain if best else 0.0):
+        if not is_clear(gain - best_gain):
             break
+        best_gain = gain
         best = Chosen(covariances, num_leading, evidence, float(gain.mean()))
         num_leading = max(1, 2 * num_leading)
     return best

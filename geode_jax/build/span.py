@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax.build.blocks import slices
-from geode_jax.build.evidence import cross_fitted_evidence, is_clear
+from geode_jax.build.completed import Completed
+from geode_jax.build.evidence import Evidence, cross_fitted_evidence, is_clear
 from geode_jax.build.partition import Partition
-from geode_jax.build.subspace import LeftOut, Subspaces, each_fold, kept_rows, learn_subspaces
+from geode_jax.build.subspace import LeftOut, Subspaces, each_fold, join_groups, kept_rows, learn_subspaces
 
 # A span is looked for up to this many directions; beyond, nodes learn theirs in R^D.
 LARGEST_SPAN = 400
@@ -37,13 +38,23 @@ def learn_span(x: np.ndarray, folds: np.ndarray | None, seed: int, left_out: Lef
     return Span(found.centres[:, 0], found.bases[:, 0, :, : found.ranks[0]])
 
 
-def span_rank(x: np.ndarray, span: Span, folds: np.ndarray, num_features: int) -> int:
+def learn_whole_span(completed: Completed, folds: np.ndarray | None, seed: int) -> Span:
+    """:func:`learn_span` of rows that may have been filled."""
+    parts = [learn_span(x, folds, seed, some) for x, some in completed.each(each_fold(folds))]
+    rank = min(part.bases.shape[2] for part in parts)
+    return Span(*(np.concatenate(leaves) for leaves in zip(*(part.leading(rank) for part in parts), strict=True)))
+
+
+def span_rank(completed: Completed, span: Span, folds: np.ndarray, num_features: int) -> int:
     """Rank at which probabilistic PCA, fitted without each fold, describes that fold best; at least 1."""
+    x = completed.x
     ranks = np.arange(1, min(span.bases.shape[2], num_features - 1) + 1)
     cost = np.zeros(ranks.size)
     for fold in range(span.centres.shape[0] - 1):
         is_out = folds == fold
-        inside, total_inside = _mean_squares(x, ~is_out, span.centres[1 + fold], span.bases[1 + fold])
+        inside, total_inside = _mean_squares(
+            completed.without_fold(fold), ~is_out, span.centres[1 + fold], span.bases[1 + fold]
+        )
         outside, total_outside = _mean_squares(x, is_out, span.centres[1 + fold], span.bases[1 + fold])
         # few rows lie wholly in as many directions: what is left of them there is rounding
         rounding = max(np.finfo(x.dtype).eps * total_inside, np.finfo(x.dtype).tiny)
@@ -113,8 +124,38 @@ def _at_least_one(rows: np.ndarray | None, whole: np.ndarray | None) -> np.ndarr
     return whole if rows is not None and rows.size == 0 else rows
 
 
+def learn_dictionaries(
+    completed: Completed,
+    partition: Partition,
+    max_rank: int,
+    folds: np.ndarray | None,
+    seed: int,
+    parent_rows: float,
+    span: Span | None = None,
+) -> Subspaces:
+    """A tree's dictionaries of all rows and without each fold, within the span if there is one."""
+    parts, done = [], 0
+    for x, some in completed.each(each_fold(folds)):
+        if span is None:
+            found = learn_subspaces(x, partition, max_rank, folds, seed, parent_rows, some)
+        else:
+            own = Span(*(leaf[done : done + len(some)] for leaf in span))
+            found = learn_subspaces_in_span(x, own, partition, max_rank, folds, seed, parent_rows, some)
+        parts.append(found)
+        done += len(some)
+    return join_groups(parts)
+
+
+class ChosenSpan(NamedTuple):
+    """A span, what the rows say of one tree's dictionary in it, and its gain per row over none."""
+
+    span: Span
+    evidence: Evidence
+    gain: float
+
+
 def choose_span(
-    x: np.ndarray,
+    completed: Completed,
     partition: Partition,
     max_rank: int,
     folds: np.ndarray,
@@ -123,25 +164,28 @@ def choose_span(
     parent_rows: float = 0.0,
     is_observed: np.ndarray | None = None,
     num_features: int | None = None,
-) -> tuple[Span, float] | None:
-    """The span with which one tree's dictionary describes held-out rows best, and its gain; None where it is no span.
+) -> ChosenSpan | None:
+    """The span with which one tree's dictionary describes held-out rows best; None where it is no span.
 
     `without`: log likelihood of the rows by the tree's dictionary in R^D, which a span has to gain on.
     Candidates are the rank of the whole data as one Gaussian and its doubles, up to half of the features. A span is
-    taken only where it gains two standard errors: where cells bend away from the common directions it loses much
-    (Frey faces), where they do not it gains (`python -m benchmarks.choices` and `benchmarks.swiss_roll`).
-    `num_features`: D, where x holds coordinates of rows in fewer dimensions.
+    taken only where it gains two standard errors, and a larger one where it gains as many on the smaller: where cells
+    bend away from the common directions it loses much (Frey faces), where they do not it gains
+    (`python -m benchmarks.choices` and `benchmarks.swiss_roll`).
+    `num_features`: D, where the rows are coordinates in fewer dimensions.
     """
-    num_features = num_features or x.shape[1]
-    whole = learn_span(x, folds, seed)
+    x, num_features = completed.x, num_features or completed.x.shape[1]
+    whole = learn_whole_span(completed, folds, seed)
     if min(whole.bases.shape[2], num_features - 1) < 1:
         return None
-    rank, best, best_gain = span_rank(x, whole, folds, num_features), None, 0.0
+    rank, best_gain = span_rank(completed, whole, folds, num_features), np.zeros(1)
+    best: ChosenSpan | None = None
     while rank < whole.bases.shape[2] and 2 * rank <= num_features:
         span = whole.leading(rank)
-        found = learn_subspaces_in_span(x, span, partition, max_rank, folds, seed, parent_rows)
-        gain = cross_fitted_evidence(x, partition, found, folds, is_observed, num_features).log_likelihood() - without
-        if is_clear(gain, best_gain):
-            best, best_gain = span, float(gain.mean())
+        found = learn_dictionaries(completed, partition, max_rank, folds, seed, parent_rows, span)
+        evidence = cross_fitted_evidence(x, partition, found, folds, is_observed, num_features)
+        gain = evidence.log_likelihood() - without
+        if is_clear(gain - best_gain):
+            best, best_gain = ChosenSpan(span, evidence, float(gain.mean())), gain
         rank *= 2
-    return None if best is None else (best, best_gain)
+    return best

@@ -1,0 +1,29 @@
+"""Rows without missing entries, where some were filled: what each dictionary may learn from.
+
+What a row was filled with hangs on the rows that it was filled by, their noise too. So the rows that a fold's
+dictionary learns from are filled by dictionaries that left that fold out; or what it says of the fold's rows would be
+too good to be true, and choices by it would take noise for directions.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from geode_jax.build.subspace import LeftOut
+
+
+class Completed(NamedTuple):
+    """Rows without missing entries: `x` (n, D), and where there were any, as filled without knowing of each fold."""
+
+    x: np.ndarray
+    without: list[np.ndarray] | None
+
+    def each(self, left_out: LeftOut) -> list[tuple[np.ndarray, LeftOut]]:
+        """Rows, and the groups of dictionaries that learn from them: all from the same where none were filled."""
+        if self.without is None:
+            return [(self.x, left_out)]
+        return [(self.without[group[0]] if group else self.x, [group]) for group in left_out]
+
+    def without_fold(self, fold: int) -> np.ndarray:
+        """Rows (n, D) of which those outside the fold may be learned from."""
+        return self.x if self.without is None else self.without[fold]
