@@ -181,7 +181,7 @@ def _choose(
             chosen = choose_shapes(x, partition, settings.max_rank, judging, seed, without, parent_rows)
             if chosen is not None and chosen.gain > gain:
                 covariances = chosen.covariances if judging is folds else learn_covariances(x, folds)
-                span, shapes, evidence = None, covariances.shapes(chosen.num_leading), chosen.evidence
+                span, shapes, evidence = None, covariances.shapes(chosen.deviation), chosen.evidence
         if span is not None and judging is not folds:
             span = learn_whole_span(completed, folds, seed).leading(span.bases.shape[2])
         if may_lower_rank:

@@ -1,13 +1,13 @@
 """The common shape of the noise: what all nodes leave over varies more in some directions than in others.
 
 A node explains a few directions of its own; the rest of its rows' covariance, often most of it where neighbouring
-features hang together, is the same everywhere. In coordinates where the covariance of the whole data is a multiple of
-the identity the model's noise is right for that rest, and its directions are those in which a node differs.
+features hang together, is much the same everywhere. It is estimated as a scale along every principal axis of the whole
+data, from residuals off the subspaces of a middle scale's cells: what `build/noise.py` does for the features, in other
+coordinates. In coordinates divided by these scales the model's noise is right for that rest, and a node's directions
+are those in which it differs.
 
-The whole covariance is estimated without each fold, like all that the statistics of a row depend on. Its eigenvectors
-over-fit less than its eigenvalues, which are far too small at the lower end: those are estimated by the variances of
-each fold along the directions learned without it (as in Bartz 2016, "Cross-validation based nonlinear shrinkage"),
-made decreasing.
+The axes are learned without each fold, like all that the statistics of a row depend on, and the residuals are those of
+the fold: along axes that the rows had a part in, the lowest would seem to have far less noise than they have.
 """
 
 import functools
@@ -19,13 +19,14 @@ from scipy.optimize import isotonic_regression
 
 from geode_jax.build.blocks import slices
 from geode_jax.build.evidence import Evidence, cross_fitted_evidence, is_clear
+from geode_jax.build.noise import middle_cells
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces, each_fold, join_groups, learn_subspaces
 
-# Axes that nodes are taken to have directions for: the fewest that are tried, or a third of all, or as many as there
-# are directions. Twice as many are tried as long as that helps, up to half of all.
-NUM_LEADING = 20
+NUM_ROUNDS = 3
+# Nats per row and feature that a shape has to gain: it makes predictions quadratic in the number of features.
+LEAST_GAIN = 0.01
 # Least deviation relative to their mean: constant features have none, and float32 cannot tell less.
 FLOOR = 0.02
 
@@ -82,14 +83,10 @@ class Covariances(NamedTuple):
     axes: list[np.ndarray]
     variance: np.ndarray
 
-    def shapes(self, num_leading: int) -> list[Shape]:
-        """Shapes of all rows and without each fold, with one set of variances.
-
-        Along the `num_leading` first axes, where nodes have directions of their own, noise is as along the next one.
-        """
-        deviation = np.sqrt(np.maximum(np.minimum(self.variance, self.variance[num_leading]), 0.0))
+    def shapes(self, deviation: np.ndarray) -> list[Shape]:
+        """Shapes of all rows and without each fold, with the same deviations (D,) along their axes, up to a factor."""
         deviation = np.maximum(deviation, max(FLOOR * deviation.mean(), np.finfo(float).tiny))
-        deviation /= np.exp(np.mean(np.log(deviation)))
+        deviation = deviation / np.exp(np.mean(np.log(deviation)))
         unit = float(np.sqrt(np.mean(self.variance / np.square(deviation))))
         return [Shape(axes, deviation, unit) for axes in self.axes]
 
@@ -103,7 +100,7 @@ def learn_covariances(x: np.ndarray, folds: np.ndarray) -> Covariances:
     variance = np.zeros(x.shape[1])
     for part, without, directions in zip(own, left[1:], axes[1:], strict=True):
         variance += part.size / (whole.size - rest.size) * part.variance_about(without.mean, directions)
-    return Covariances(axes, isotonic_regression(variance, increasing=False).x)
+    return Covariances(axes, variance)
 
 
 def _moments(x: np.ndarray, rows: np.ndarray) -> _Moments:
@@ -150,14 +147,54 @@ def learn_subspaces_in_shapes(
     return whitened, [join_groups(found) for found in parts]
 
 
+def deviation_off_subspaces(
+    x: np.ndarray, covariances: Covariances, cells: Partition, max_rank: int, folds: np.ndarray, seed: int
+) -> np.ndarray:
+    """Deviation of the noise along every axis, (D,), where `max_rank` directions of each of the cells are signal.
+
+    From each fold's residuals off the cells' subspaces as learned without it. Each round whitens the rows by what was
+    found so far, learns the subspaces again, and corrects it. Deviations decrease with the variance of the data: the
+    order of axes of nearly the same variance, all that says which axis of one fold is which of another, is by chance.
+    An axis that is itself nearly signal says little of the noise, and has that of the next ones.
+    """
+    deviation = np.ones(x.shape[1])
+    for _ in range(NUM_ROUNDS):
+        shapes = covariances.shapes(deviation)
+        square, share = _residuals_along_axes(x, shapes[1:], cells, max_rank, folds, seed)
+        if not square.mean() > 0.0:  # no noise at all
+            break
+        variance = np.square(shapes[0].deviation) * square / share
+        deviation = np.sqrt(isotonic_regression(variance, weights=share, increasing=False).x)
+    return deviation
+
+
+def _residuals_along_axes(
+    x: np.ndarray, shapes: list[Shape], cells: Partition, max_rank: int, folds: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of squared residuals of whitened rows along every axis, and of the shares of the noise that they keep."""
+    square, share = np.zeros(x.shape[1]), np.full(x.shape[1], np.finfo(x.dtype).eps)
+    whitened = np.empty_like(x)
+    for fold, shape in enumerate(shapes):
+        np.matmul(x, shape.whitening.astype(x.dtype), out=whitened)
+        found = learn_subspaces(whitened, cells, max_rank, folds, seed, left_out=[(fold,)])
+        for node, rows in enumerate(cells.cells):
+            assert rows is not None
+            inside = rows[folds[rows] == fold]
+            centred = whitened[inside] - found.centres[0, node]
+            basis = found.bases[0, node]
+            square += np.square((centred - (centred @ basis) @ basis.T) @ shape.axes).sum(axis=0)
+            share += inside.size * np.maximum(1.0 - np.square(shape.axes.T @ basis).sum(axis=1), 0.0)
+    return square, share
+
+
 class Chosen(NamedTuple):
-    """Covariances and the leading axes that noise leaves to the nodes, and what the rows say of one tree's dictionary.
+    """Covariances and the noise's deviation along their axes, and what the rows say of one tree's dictionary with it.
 
     `gain`: in log likelihood per row, over isotropic noise.
     """
 
     covariances: Covariances
-    num_leading: int
+    deviation: np.ndarray
     evidence: Evidence
     gain: float
 
@@ -173,25 +210,18 @@ def choose_shapes(
 ) -> Chosen | None:
     """The shape with which one tree's dictionary describes held-out rows best; None where that is isotropic noise.
 
-    Nodes are left more and more leading axes, as long as that helps. As with a span of directions, the gain has to be
-    two standard errors. `without`: log likelihood of the rows by the tree's dictionary with isotropic noise.
+    As many directions as nodes may have count as signal: with fewer, what is common to all nodes' directions would
+    pass for noise. As with a span of directions, the gain has to be two standard errors,
+    and at least `LEAST_GAIN`.
+    `without`: log likelihood of the rows by the tree's dictionary with isotropic noise.
     """
-
-    def try_shapes(shapes: list[Shape]) -> Evidence:
-        own, (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
-        return cross_fitted_evidence(own, partition, found, folds)
-
     covariances, num_features = learn_covariances(x, folds), x.shape[1]
-    best: Chosen | None = None
-    best_gain = np.zeros(1)
-    num_leading = min(NUM_LEADING, num_features // 3, max_rank)
-    while best is None or 2 * num_leading <= num_features:
-        shapes = covariances.shapes(num_leading)
-        evidence = try_shapes(shapes)
-        gain = evidence.log_likelihood() - num_features * np.log(shapes[0].unit) - without
-        if not is_clear(gain - best_gain):
-            break
-        best_gain = gain
-        best = Chosen(covariances, num_leading, evidence, float(gain.mean()))
-        num_leading = max(1, 2 * num_leading)
-    return best
+    rank = min(max_rank, max(1, num_features // 2))
+    deviation = deviation_off_subspaces(x, covariances, middle_cells(partition), rank, folds, seed)
+    shapes = covariances.shapes(deviation)
+    own, (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
+    evidence = cross_fitted_evidence(own, partition, found, folds)
+    gain = evidence.log_likelihood() - num_features * np.log(shapes[0].unit) - without
+    if not is_clear(gain) or gain.mean() < LEAST_GAIN * num_features:
+        return None
+    return Chosen(covariances, deviation, evidence, float(gain.mean()))
