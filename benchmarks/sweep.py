@@ -84,16 +84,19 @@ def seconds_of(block: Callable[[Array, Chain, Problem], Any], chain: Chain, prob
     """Seconds of one call inside a compiled loop, the best of five loops."""
 
     @jax.jit
-    def loop(chain: Chain, problem: Problem) -> Array:
-        def again(total: Array, index: Array) -> tuple[Array, None]:
-            # the parameters hang on the loop's own sum, or the compiler would take the work out of the loop
+    def loop(chain: Chain, problem: Problem) -> Any:
+        def again(last: Any, index: Array) -> tuple[Any, None]:
+            # the parameters hang on what the last round found, or the compiler would take the work out of the loop;
+            # what is found is kept as it is in a sweep: a sum over it would be fused into the work
+            hook = sum(jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in jax.tree.leaves(last)) * 1e-30
             state = jax.tree.map(
-                lambda leaf: leaf + 1e-30 * total if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, chain.state
+                lambda leaf: leaf + hook if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, chain.state
             )
-            found = block(jax.random.key(index), eqx.tree_at(lambda it: it.state, chain, state), problem)
-            return total + sum(jnp.sum(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(found)) * 1e-20, None
+            return block(jax.random.key(index), eqx.tree_at(lambda it: it.state, chain, state), problem), None
 
-        return jax.lax.scan(again, jnp.zeros(()), jnp.arange(repeats, dtype=jnp.uint32))[0]
+        like = jax.eval_shape(block, jax.random.key(0), chain, problem)
+        start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        return jax.lax.scan(again, start, jnp.arange(repeats, dtype=jnp.uint32))[0]
 
     return best_seconds(lambda: loop(chain, problem)) / repeats
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 import geode_jax
 from geode_jax import Prior, SamplerSettings
-from geode_jax.gibbs import placement, run
+from geode_jax.gibbs import allocation, placement, run
 
 SAMPLER = SamplerSettings(num_warmup=10, num_samples=10, num_chains=2, segment_length=10)
 needs_devices = pytest.mark.skipif(jax.device_count() < 4, reason="needs XLA_FLAGS as conftest.py gives to workers")
@@ -66,8 +66,10 @@ def test_draws_are_those_of_one_device(data, sizes, kind):
 
 
 @needs_devices
-def test_devices_exchange_node_sums_only(data):
+@pytest.mark.parametrize("chunk_bits", [allocation.CHUNK_BITS, 6, 4], ids=["one chunk", "2 chunks", "8 chunks"])
+def test_devices_exchange_node_sums_only(data, chunk_bits, monkeypatch):
     """Once a sweep; neither statistics nor anything else of the rows' size leaves its device."""
+    monkeypatch.setattr(allocation, "CHUNK_BITS", chunk_bits)
     forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
     mesh = placement.with_all_axes(_mesh(trees=2, rows=2))
     problems = placement.place_problem(forest.problem(Prior(), SAMPLER), mesh)

@@ -15,6 +15,9 @@ from geode_jax.candidates import AnyStatistics
 from geode_jax.state import State, log_normal_constants
 from geode_jax.tree import Tree
 
+# Places of a chunk: between half of 2 to this and it.
+CHUNK_BITS = 13
+
 
 def node_scores(state: State, statistics: AnyStatistics, tree: Tree, num_features: Count) -> Float[Array, "M n"]:
     """``log pi_k + log N(x_i | k)`` at all nodes, or at each row's candidates; -inf at absent nodes."""
@@ -52,7 +55,22 @@ def _log_slices(key: KeyArray, log_weight: Float[Array, "n"]) -> Float[Array, "n
 
 
 def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
-    """Categorical draws, one uniform per row and the inverse CDF over the places: first a block of them, then one.
+    """Categorical draws, one uniform per row and the inverse CDF.
+
+    Chunks of rows lie together: reductions over nodes would else stride through all of memory (on two cores, of 60,000
+    rows a maximum over 63 nodes took 7 ms, as long as the scores).
+    """
+    num_nodes, num_rows = scores.shape
+    uniform = jax.random.uniform(key, (num_rows,), scores.dtype)
+    num_chunks = 2 ** max(0, num_rows.bit_length() - CHUNK_BITS)
+    if num_rows % num_chunks != 0:
+        return _draw_chunk(uniform, scores)
+    chunks = jnp.moveaxis(scores.reshape(num_nodes, num_chunks, -1), 1, 0)
+    return jax.vmap(_draw_chunk)(uniform.reshape(num_chunks, -1), chunks).reshape(num_rows)
+
+
+def _draw_chunk(uniform: Float[Array, "n"], scores: Float[Array, "K n"]) -> Int[Array, "n"]:
+    """The inverse CDF over the places: first a block of them, then one.
 
     A running sum over all nodes at once would take several passes over (K, n) numbers, longer than the scores take.
     """
@@ -63,7 +81,7 @@ def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
     blocks = jnp.pad(weights, ((0, num_blocks * size - num_nodes), (0, 0))).reshape(num_blocks, size, num_rows)
     sums = blocks.sum(axis=1)
     start = jnp.zeros(num_rows, scores.dtype)
-    level = jax.random.uniform(key, (num_rows,), scores.dtype) * sum(sums, start=start)
+    level = uniform * sum(sums, start=start)
     block, before = _last_reached(sums, start, level)
     inside = jnp.take_along_axis(blocks, block[None, None], axis=0)[0]
     return block * size + _last_reached(inside, before, level)[0]
