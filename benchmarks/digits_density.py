@@ -78,22 +78,34 @@ def rivals(quick: bool) -> dict[str, Callable[[np.ndarray], Any]]:
     return found
 
 
+OURS = ("published", "one tree", "default, 8 trees")
+
+
 def tables() -> list[str]:
     digits = load("digits_density")
     lines = [
-        "**Digits** (D = 64, 1437 training and 360 test images, five splits; timed beside other work on the machine),"
+        "**Digits** (D = 64, 1437 training and 360 test images, five splits; timed beside other work on the machine;"
+        " last, the quickest of our own fits that describes the test images no worse than the rival),"
         f" `{digits['command']}`:",
         "",
-        "| | held-out nats per image | coverage of 95% | seconds to fit |",
-        "|---|---|---|---|",
+        "| | held-out nats per image | coverage of 95% | seconds to fit | ours at no less density |",
+        "|---|---|---|---|---|",
     ]
     rows = finished(digits["rows"], digits["settings"]["splits"])
-    for method in dict.fromkeys(row["method"] for row in rows):
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    seconds = {
+        method: float(np.median([row["seconds"] for row in rows if row["method"] == method])) for method in methods
+    }
+    nats = {method: mean_of(rows, method, "nats") for method in methods}
+    for method in methods:
         bold = "**" if method.startswith("default") else ""
-        seconds = float(np.median([row["seconds"] for row in rows if row["method"] == method]))
         has_intervals = any("coverage95" in row for row in rows if row["method"] == method)
         covered = f"{mean_of(rows, method, 'coverage95'):.1%}" if has_intervals else ""
-        lines.append(f"| {bold}{method}{bold} | {mean_of(rows, method, 'nats'):.1f} | {covered} | {seconds:.1f} |")
+        no_worse = [name for name in OURS if name in nats and nats[name] >= nats[method]]
+        quickest = min(no_worse, key=seconds.__getitem__, default=None)
+        equal = "none" if quickest is None else f"{quickest}: {seconds[quickest]:.1f} s"
+        equal = "" if method in OURS else equal
+        lines.append(f"| {bold}{method}{bold} | {nats[method]:.1f} | {covered} | {seconds[method]:.1f} | {equal} |")
     return lines
 
 
@@ -121,7 +133,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         order = np.random.default_rng(split).permutation(len(images))
         cut = 200 if options.quick else int(0.8 * len(images))
         train, test = images[order[:cut]], images[order[cut:]]
-        for name in ("published",) if options.quick else ("published", "one tree", "default, 8 trees"):
+        for name in OURS[:1] if options.quick else OURS:
             if is_done(name, split):
                 continue
             start = time.perf_counter()

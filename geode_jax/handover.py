@@ -71,15 +71,15 @@ def _frozen(learned: Learned, number: int) -> Dictionary:
 
 
 def _at_all_nodes(learned: Learned, rows: np.ndarray, folds: np.ndarray | None, num_places: int) -> Statistics:
-    x = jnp.asarray(learned.x if rows.size == learned.x.shape[0] else learned.x[rows])
+    x = learned.x if rows.size == learned.x.shape[0] else learned.x[rows]
     own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
     num_nodes, rank = len(learned.partitions[0].cells), learned.subspaces[0].bases.shape[3]
     shape = len(learned.partitions), num_nodes, num_places, rank
     statistics = no_statistics(shape, rows.size, x.dtype)
     for number, subspaces in enumerate(learned.subspaces):
         centres, bases = without_folds(subspaces, folds)
-        of_fold = [jnp.asarray(np.flatnonzero(own == fold)) for fold in range(centres.shape[0])]
-        statistics = add_cross_fitted(statistics, number, jnp.asarray(centres), jnp.asarray(bases), x, of_fold)
+        of_fold = [np.flatnonzero(own == fold) for fold in range(centres.shape[0])]
+        statistics = add_cross_fitted(statistics, number, centres, bases, x, of_fold)
     return statistics
 
 

@@ -10,6 +10,7 @@ import functools
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from geode_jax._typing import Array, Bool, DTypeLike, Float, Int, Shaped
@@ -19,6 +20,8 @@ from geode_jax.math.seen import Seen
 
 # Rows may be spread over any number of devices that divides this one.
 ROW_BLOCKS = 16
+# Statistics that are found at once, before they are put in their places.
+BLOCK_BYTES = 2**24
 
 
 class Statistics(eqx.Module):
@@ -103,24 +106,27 @@ def no_statistics(shape: tuple[int, int, int, int], num_rows: int, dtype: DTypeL
 def add_cross_fitted(
     statistics: Statistics,
     number: int,
-    centres: Float[Array, "G K D"],
-    bases: Float[Array, "G K D d"],
-    x: Float[Array, "n D"],
-    rows_of_fold: list[Int[Array, "_"]],
+    centres: np.ndarray,
+    bases: np.ndarray,
+    x: np.ndarray,
+    rows_of_fold: list[np.ndarray],
 ) -> Statistics:
     """The statistics of a forest with those of one more tree, each row's from the dictionary that left its fold out.
 
-    Rows keep their order. The forest's arrays are given up: they are the largest of all, and are written where they
-    lie. Folds are padded to one length, so that one compilation serves all.
+    `centres` (G, K, D), `bases` (G, K, D, d): the dictionary without each of G folds. Rows keep their order. The
+    forest's arrays are given up: they are the largest of all, and are written where they lie, for some rows at a time,
+    so that little else is held beside them. All such blocks have one length, so that one compilation serves all.
     """
     longest = padded_size(max(rows.size for rows in rows_of_fold))
+    fitting = BLOCK_BYTES // (x.itemsize * centres.shape[1] * (bases.shape[3] + 1))
+    size = min(longest, 2 ** max(fitting.bit_length() - 1, 6))
     residual, squared = statistics.residual, statistics.squared
     for fold, rows in enumerate(rows_of_fold):
-        if rows.size == 0:
-            continue
-        padded = jnp.resize(rows, (longest,))  # repeats the fold's own rows: the same values are written twice
-        found = _project_all(centres[fold], bases[fold], x[padded])
-        residual, squared = _placed(residual, squared, *found, jnp.asarray(number), padded)
+        dictionary = jnp.asarray(centres[fold]), jnp.asarray(bases[fold])
+        for start in range(0, rows.size, size):
+            block = np.resize(rows[start : start + size], size)  # repeats its own rows: the same is written twice
+            found = _project_all(*dictionary, jnp.asarray(x[block]))
+            residual, squared = _placed(residual, squared, *found, jnp.asarray(number), jnp.asarray(block))
     return Statistics(residual, squared, statistics.num_rows)
 
 

@@ -42,7 +42,8 @@ class QuickMixture(NamedTuple):
         counts, which = np.unique(num_observed, return_inverse=True)
         spread = np.stack([np.log1p((ratio - 1.0) * (count / num_features)).sum(axis=1) for count in counts], axis=1)
         constant = np.log(2 * np.pi * self.noise)[:, None] * num_observed + spread[:, which]
-        along = np.einsum("knd,kd->kn", squared, self.has_direction / self.variance, optimize=True)
+        precision = (self.has_direction / self.variance).astype(squared.dtype)  # not a copy of the rows in float64
+        along = np.matmul(squared, precision[:, :, None])[:, :, 0]
         return self.log_weight[:, None] - 0.5 * (constant + residual / self.noise[:, None] + along)
 
 
@@ -180,7 +181,8 @@ def _maximise(
     count = share.sum(axis=1)
     freedom_per_feature = 1.0 - has_direction.sum(axis=1) / num_features
     noise = _noise(nodes, (share * residual).sum(axis=1), freedom_per_feature * (share @ num_observed))
-    variance = _variance(np.einsum("kn,knd->kd", share, squared, optimize=True), count, noise)
+    second = np.matmul(share.astype(squared.dtype)[:, None, :], squared)[:, 0, :]
+    variance = _variance(second, count, noise)
     log_weight = np.log((count + 0.5) / (share.shape[1] + 0.5 * nodes.size))
     return QuickMixture(nodes, log_weight, noise, variance, has_direction)
 

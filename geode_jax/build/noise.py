@@ -5,12 +5,14 @@ import numpy as np
 from geode_jax.build.evidence import cross_fitted_evidence, judged_rows
 from geode_jax.build.partition import Partition
 from geode_jax.build.standardise import divide
-from geode_jax.build.subspace import assign_folds, learn_subspaces
+from geode_jax.build.subspace import assign_folds, judging_folds, learn_subspaces
 
 # A feature that is nearly one of the directions says nothing of its noise.
 SMALLEST_SHARE = 0.1
 # A feature that is seldom observed has the average noise, for as many rows as this.
 SELDOM = 10
+# Rows whose residuals are enough to know the scales by, to within 1%.
+ENOUGH_ROWS = 10_000
 
 
 def middle_cells(partition: Partition) -> Partition:
@@ -42,7 +44,7 @@ def learn_feature_scales(
     half of the features the residual says what is left of a feature, not how noisy it is. Entries that were filled,
     where `is_observed` is False, count for nothing.
     """
-    folds = assign_folds(x.shape[0], num_folds, np.random.default_rng(seed))
+    folds = judging_folds(assign_folds(x.shape[0], num_folds, np.random.default_rng(seed)), ENOUGH_ROWS)
     largest = min(max_rank, max(1, x.shape[1] // 2))
     ranks = dict.fromkeys(max(1, largest // part) for part in (1, 4, 16))
     candidates = [np.ones(x.shape[1])]
@@ -88,7 +90,7 @@ def _scales_off_subspaces(
 def _residual_mean_square(
     x: np.ndarray, cells: Partition, folds: np.ndarray, is_observed: np.ndarray | None, max_rank: int, seed: int
 ) -> np.ndarray:
-    """Mean over the rows of the squared held-out residual, per feature, as the noise alone would have it.
+    """Mean over the rows in a fold of the squared held-out residual, per feature, as the noise alone would have it.
 
     Off a subspace the noise of feature j keeps the share ``1 - h_j`` of its variance, with ``h_j`` the squared norm of
     the feature's row of the basis (its leverage): without that correction features on which directions lean look less
@@ -108,6 +110,6 @@ def _residual_mean_square(
             kept = np.maximum(1.0 - np.square(basis, dtype=np.float64).sum(axis=1), SMALLEST_SHARE)
             total += np.square(residual, dtype=np.float64).sum(axis=0) / kept
     if is_observed is None:
-        return total / x.shape[0]
-    average = total.sum() / is_observed.sum()
-    return (total + SELDOM * average) / (is_observed.sum(axis=0) + SELDOM)
+        return total / np.sum(folds >= 0)
+    count = is_observed[folds >= 0].sum(axis=0)
+    return (total + SELDOM * total.sum() / count.sum()) / (count + SELDOM)
