@@ -132,6 +132,10 @@ SETTING_CASES = {
 CALL_CASES = {
     "interval 95": (lambda p: geode_jax.impute(p, X, interval=95), r"interval: expected a number in \(0, 1\), got 95"),
     "interval 0": (lambda p: geode_jax.impute(p, X, interval=0), r"interval: expected a number in \(0, 1\), got 0"),
+    "calibration of other features": (
+        lambda p: geode_jax.impute(p, X, calibration=X[:, :1]),
+        "calibration: expected 3 features as in fit, got 1",
+    ),
     "num_samples -1": (lambda p: geode_jax.sample(KEY, p, -1), "num_samples: .* at least 1, got -1"),
     "num_draws 0": (lambda p: geode_jax.log_density(p, X, num_draws=0), "num_draws: .* at least 1, got 0"),
     "num_candidates 0": (lambda p: geode_jax.impute(p, X, num_candidates=0), "num_candidates: .* at least 1, got 0"),

@@ -70,6 +70,7 @@ LAYERS = {
     "predict.impute": 12.1,
     "predict.boundary": 12.1,
     "predict.conditional": 12.2,
+    "predict.conformal": 12.2,
     "predict.predictive": 12.3,
     "predict.dimension": 12.2,
     "predict.held_out": 12.1,

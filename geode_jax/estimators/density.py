@@ -113,12 +113,18 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         return sample(self._key(), self.posterior_, check_integer(n_samples, "n_samples", 1))
 
     def impute(
-        self, X: ArrayLike, interval: float | None = None
+        self, X: ArrayLike, interval: float | None = None, calibration: ArrayLike | None = None
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Fill NaN with its conditional mean, (n, D); with `interval` (say 0.95), ``(filled, lower, upper)``."""
+        """Fill NaN with its conditional mean, (n, D); with `interval` (say 0.95), ``(filled, lower, upper)``.
+
+        `calibration`: rows that were not in the fit, by which the intervals hold also where whole parts of rows are
+        missing together (:func:`geode_jax.impute`).
+        """
         if interval is None:
+            if calibration is not None:
+                raise ValueError("interval: expected the probability of the intervals to calibrate, got None")
             return impute_mean(*self._fitted(X))
-        return tuple(impute(*self._fitted(X), interval=interval))  # type: ignore[return-value]
+        return tuple(impute(*self._fitted(X), interval=interval, calibration=calibration))  # type: ignore[return-value]
 
     def impute_draws(self, X: ArrayLike, n_imputations: int = 5) -> np.ndarray:
         """Multiple imputation: (n_imputations, n, D), NaN drawn jointly from its conditional distribution."""

@@ -59,9 +59,13 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
         posterior, data = self._fitted(X)
         return impute_mean(posterior, data).astype(data.dtype)
 
-    def impute(self, X: ArrayLike, interval: float = 0.95) -> Imputation:
-        """``(mean, lower, upper)``, (n, D) each: conditional means and central intervals of this probability."""
-        return impute(*self._fitted(X), interval=interval)
+    def impute(self, X: ArrayLike, interval: float = 0.95, calibration: ArrayLike | None = None) -> Imputation:
+        """``(mean, lower, upper)``, (n, D) each: conditional means and central intervals of this probability.
+
+        `calibration`: rows that were not in the fit, by which the intervals hold also where whole parts of rows are
+        missing together (:func:`geode_jax.impute`).
+        """
+        return impute(*self._fitted(X), interval=interval, calibration=calibration)
 
     def impute_draws(self, X: ArrayLike, n_imputations: int = 5) -> np.ndarray:
         """Multiple imputation: (n_imputations, n, D), NaN drawn jointly from its conditional distribution."""

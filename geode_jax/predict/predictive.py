@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from geode_jax._checks import check_instance, check_integer, check_key, check_number
+from geode_jax._checks import check_data, check_instance, check_integer, check_key, check_number
 from geode_jax._typing import ArrayLike, Float, KeyArray, precision_of
 from geode_jax.build.standardise import to_data
 from geode_jax.gibbs.chain import Draw
@@ -25,6 +25,7 @@ from geode_jax.predict.boundary import (
     thinned,
 )
 from geode_jax.predict.conditional import condition
+from geode_jax.predict.conformal import widening
 from geode_jax.predict.density import density_row_bytes, log_densities, log_density_complete
 from geode_jax.predict.draw import sample_rows
 from geode_jax.predict.partial import log_densities_partial
@@ -127,17 +128,36 @@ def impute(
     X: ArrayLike,
     *,
     interval: float = 0.95,
+    calibration: ArrayLike | None = None,
     num_draws: int | None = None,
     num_candidates: int | None = None,
 ) -> Imputation:
     """Fill NaN with its conditional mean given the row's observed entries, with central intervals.
 
-    `interval` is their probability. :func:`geode_jax.condition` gives more of the same distribution, and says what the
-    other arguments mean.
+    `interval` is their probability. Where whole parts of rows are missing together, intervals are too narrow unless
+    there is `calibration`: rows (m, D) that were not in the fit, at least ``interval / (1 - interval)`` of them. They
+    lose what rows of X miss, and one factor widens all intervals until they hold that share of it (conformalised
+    quantile regression; Romano, Patterson & Candes 2019). Rows of X that miss parts of different kinds are best given
+    in calls of their own. :func:`geode_jax.condition` gives more of the same distribution, and says what the other
+    arguments mean.
     """
     interval = check_number(interval, "interval", above=0.0, below=1.0)
-    conditional = condition(posterior, X, num_draws=num_draws, num_candidates=num_candidates)
-    return Imputation(*conditional.mean_and_interval(interval))
+    posterior, data = check_rows(posterior, X)
+    rows = None
+    if calibration is not None:
+        rows = check_data(calibration, "calibration", allow_nan=True, num_features=posterior.num_features)
+
+    def summary(x: np.ndarray) -> Imputation:
+        conditional = condition(posterior, x, num_draws=num_draws, num_candidates=num_candidates)
+        return Imputation(*conditional.mean_and_interval(interval))
+
+    found = summary(data)
+    if rows is None:
+        return found
+    more = widening(lambda x: summary(x)[1:], rows, np.isnan(data), interval) * (found.upper - found.lower)
+    return Imputation(
+        found.filled, np.minimum(found.lower - more, found.filled), np.maximum(found.upper + more, found.filled)
+    )
 
 
 def impute_mean(

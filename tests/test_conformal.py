@@ -1,0 +1,86 @@
+"""Calibrated intervals hold whatever the model says; false alarms are excluded by the seeds."""
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+import geode_jax
+from geode_jax.predict.conformal import widening
+
+PATTERN = np.array([False, True, False, False, True, False])  # missing
+
+
+def _covered(found, truth):
+    hidden = found.lower != found.upper
+    return np.mean((found.lower <= truth)[hidden] & (truth <= found.upper)[hidden])
+
+
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
+@pytest.mark.parametrize(("log_noise", "more"), [(0.0, 10.0), (2.0, 0.0)], ids=["too sure", "too wary"])
+def test_intervals_hold_for_a_model_that_is_wrong(posterior, log_noise, more):
+    rows = geode_jax.sample(jax.random.key(0), posterior, 2000)
+    rows += more * PATTERN * np.random.default_rng(0).normal(size=rows.shape).astype(rows.dtype)
+    wrong = eqx.tree_at(lambda it: it.draws.log_sigma2, posterior, posterior.draws.log_sigma2 + log_noise)
+    hidden = np.where(PATTERN, np.nan, rows[:1000])
+    plain = geode_jax.impute(wrong, hidden, interval=0.9)
+    calibrated = geode_jax.impute(wrong, hidden, interval=0.9, calibration=rows[1000:])
+    assert abs(_covered(plain, rows[:1000]) - 0.9) > 0.05
+    assert abs(_covered(calibrated, rows[:1000]) - 0.9) < 0.02
+    np.testing.assert_array_equal(calibrated.filled, plain.filled)
+    assert (calibrated.lower <= calibrated.filled).all()
+    assert (calibrated.filled <= calibrated.upper).all()
+    np.testing.assert_array_equal(calibrated.lower[:, ~PATTERN], rows[:1000, ~PATTERN].astype(calibrated.lower.dtype))
+
+
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
+def test_estimators_take_calibration_rows(posterior):
+    rows = geode_jax.sample(jax.random.key(1), posterior, 60)
+    hidden = np.where(PATTERN, np.nan, rows[:20])
+    expected = geode_jax.impute(posterior, hidden, interval=0.9, calibration=rows[20:])
+    for model in (geode_jax.GeodeDensity(), geode_jax.GeodeImputer()):
+        model.posterior_, model.n_features_in_ = posterior, 6
+        found = model.impute(hidden, 0.9, calibration=rows[20:])
+        for leaf, wanted in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(leaf, wanted)
+    with pytest.raises(ValueError, match="interval: expected the probability of the intervals to calibrate, got None"):
+        geode_jax.GeodeDensity().fit(rows).impute(hidden, calibration=rows)
+
+
+def _unit_intervals(x):
+    """From 0 to 1 where something is missing."""
+    return np.zeros(x.shape), np.where(np.isnan(x), 1.0, 0.0)
+
+
+def test_widening_is_the_quantile_of_what_lies_beyond():
+    rows = np.zeros((50, 2))
+    rows[:, 1] = np.linspace(0.5, 2.0, 50)  # beyond the upper end by -0.5 to 1
+    is_missing = np.array([[False, True], [False, False]])
+    # of 50 rows and one more, 90% are not beyond the 46th
+    assert widening(_unit_intervals, rows, is_missing, 0.9) == pytest.approx(rows[45, 1] - 1.0)
+    assert widening(_unit_intervals, rows, ~is_missing[1:] & False, 0.9) == 0.0
+
+
+@pytest.mark.parametrize("num_patterns", [3, 1000])
+def test_every_pattern_has_its_share(num_patterns):
+    """Rows get patterns in turn, or evenly spread ones: none that is at hand is left to the others."""
+    asked = []
+
+    def intervals(x):
+        asked.append(np.isnan(x))
+        return _unit_intervals(x)
+
+    is_missing = np.zeros((num_patterns, 30), bool)
+    is_missing[np.arange(num_patterns), np.arange(num_patterns) * 30 // num_patterns] = True
+    widening(intervals, np.full((60, 30), 0.5), is_missing, 0.9)
+    share = asked[0].mean(axis=0)
+    np.testing.assert_allclose(share, is_missing.mean(axis=0), atol=1 / 59)
+
+
+def test_rows_that_cannot_tell_are_no_help():
+    rows = np.zeros((40, 3))
+    rows[10:, 1] = np.nan  # of what is missing, only ten rows show anything
+    with pytest.raises(ValueError, match=r"calibration: expected at least 19 rows that show something .* got 10"):
+        widening(_unit_intervals, rows, np.array([[False, True, False]]), 0.95)
+    with pytest.raises(ValueError, match=r"calibration: expected at least 19 rows for intervals of probability 0.95"):
+        widening(_unit_intervals, rows[:18], np.array([[False, True, False]]), 0.95)
