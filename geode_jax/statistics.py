@@ -117,7 +117,7 @@ def add_cross_fitted(
     forest's arrays are given up: they are the largest of all, and are written where they lie, for some rows at a time,
     so that little else is held beside them. All such blocks have one length, so that one compilation serves all.
     """
-    longest = padded_size(max(rows.size for rows in rows_of_fold))
+    longest = padded_size(max(1, *(rows.size for rows in rows_of_fold)))
     fitting = BLOCK_BYTES // (x.itemsize * centres.shape[1] * (bases.shape[3] + 1))
     size = min(longest, 2 ** max(fitting.bit_length() - 1, 6))
     residual, squared = statistics.residual, statistics.squared
