@@ -5,6 +5,7 @@ and a node stand in the order of the nodes, in blocks of one node each, and ever
 gather of n M scores, where parameters gathered to every pair would be n M d numbers.
 """
 
+import itertools
 from typing import NamedTuple, TypeAlias
 
 import equinox as eqx
@@ -17,7 +18,7 @@ from geode_jax.build.evidence import statistics_at_node
 from geode_jax.build.parallel import each
 from geode_jax.build.subspace import Subspaces
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.statistics import Statistics, padded_size
+from geode_jax.statistics import Statistics
 
 # Pairs per block: enough for a vectorised product, few enough that the last block of a node wastes little.
 BLOCK = 32
@@ -126,40 +127,52 @@ def candidate_statistics(
     x: np.ndarray,
     rows: np.ndarray,
     folds: np.ndarray | None,
-    subspaces: Subspaces,
-    candidates: np.ndarray,
-    num_places: int | None = None,
+    trees: list[Subspaces],
+    candidates: list[np.ndarray],
+    num_places: int,
 ) -> CandidateStatistics:
-    """Statistics of the given rows of x at their `candidates`, (n, M) ascending and padded with K, in one group.
+    """Statistics of the given rows of x at their `candidates` in every tree, (n, M) ascending and padded with K.
 
-    From the dictionaries that left a row's fold out; rows keep their order.
+    From the dictionaries that left a row's fold out; rows keep their order, in one group. Trees are along a leading
+    axis. They are written where they stay: beside the data these are the largest arrays of a fit.
     """
-    num_nodes, rank = subspaces.bases.shape[1], subspaces.bases.shape[3]
-    num_rows, width = candidates.shape
-    node = np.full((width, num_places or padded_size(num_rows)), num_nodes, np.int32)
-    node[:, :num_rows] = candidates.T
-    layout = _lay_out(node, num_nodes, 1)
-    residual = np.zeros(layout.row.shape, x.dtype)
-    squared = np.zeros((*layout.row.shape, rank), x.dtype)
+    num_nodes, rank = trees[0].bases.shape[1], trees[0].bases.shape[3]
+    num_rows, width = candidates[0].shape
+    node = np.full((len(trees), width, num_places), num_nodes, np.int32)
+    node[:, :, :num_rows] = np.swapaxes(np.stack(candidates), 1, 2)
+    layouts = [_lay_out(nodes, num_nodes, 1) for nodes in node]
+    shape = (len(trees), *layouts[0].row.shape)
+    residual, squared = _aligned_zeros(shape, x.dtype), _aligned_zeros((*shape, rank), x.dtype)
 
-    def learn(number: int) -> None:
+    def learn(pair: tuple[int, int]) -> None:
+        tree, number = pair
+        layout = layouts[tree]
         blocks = np.flatnonzero(layout.block_node[0] == number)
         if blocks.size:
             here = slice(blocks[0] * BLOCK, (blocks[-1] + 1) * BLOCK)
             members = layout.row[0, here]
             members = rows[members[members >= 0]]
             here = slice(here.start, here.start + members.size)
-            residual[0, here], squared[0, here] = statistics_at_node(x, members, folds, subspaces, number)
+            found = statistics_at_node(x, members, folds, trees[tree], number)
+            residual[tree, 0, here], squared[tree, 0, here] = found
 
-    each(learn, range(num_nodes))
+    each(learn, itertools.product(range(len(trees)), range(num_nodes)))
     return CandidateStatistics(
-        jnp.asarray(residual),
-        jnp.asarray(squared),
-        jnp.asarray(layout.block_node),
+        jax.device_put(residual),
+        jax.device_put(squared),
+        jnp.asarray(np.stack([layout.block_node for layout in layouts])),
         jnp.asarray(node),
-        jnp.asarray(layout.position),
-        jnp.asarray(num_rows, jnp.int32),
+        jnp.asarray(np.stack([layout.position for layout in layouts])),
+        jnp.full(len(trees), num_rows, dtype=jnp.int32),
     )
+
+
+def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that a CPU's device takes over without a copy: they begin at a multiple of 64 bytes."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def regroup(statistics: CandidateStatistics, num_nodes: int, num_groups: int) -> CandidateStatistics:

@@ -40,12 +40,7 @@ def freeze_forest(
         return dictionary, _at_all_nodes(learned, rows, folds, num_places), None
     seen = None if is_complete.all() else is_observed
     candidates = [_candidates(learned, number, rows, folds, seen) for number in trees]
-    statistics = _stacked(
-        [
-            candidate_statistics(learned.x, rows, folds, subspaces, nodes, num_places)
-            for subspaces, nodes in zip(learned.subspaces, candidates, strict=True)
-        ]
-    )
+    statistics = candidate_statistics(learned.x, rows, folds, learned.subspaces, candidates, num_places)
     per_row = learned.x.itemsize * len(trees) * num_nodes * dictionary.max_rank
     num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
     sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
