@@ -1,7 +1,8 @@
-"""How the sampler is compiled: XLA's time to compile it is much of a first fit's."""
+"""How programs are compiled, and that there are not too many: XLA's time to compile is much of a first fit's."""
 
 from collections.abc import Callable
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -11,6 +12,23 @@ Result = TypeVar("Result")
 # LLVM's second level of optimisation: on a CPU a third less time to compile than its third, for sweeps that are as fast
 # to within a few per cent (`python -m benchmarks.compile_time`).
 OPTIONS = {"xla_backend_optimization_level": 2}
+
+# Linux: memory mappings of this process, one per line, and how many it may have.
+MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+
+
+def make_room() -> None:
+    """Drop compiled programs where this process has more than half of the memory mappings that Linux allows it.
+
+    Every program holds some, and XLA crashes at the limit of 65,530: after about a hundred fits to data of different
+    shapes, as in a search over settings. What is needed again is compiled again, or read from JAX's persistent cache.
+    """
+    try:
+        used, most = MAPPINGS.read_bytes().count(b"\n"), int(MOST_MAPPINGS.read_text())
+    except (OSError, ValueError):  # not Linux
+        return
+    if used > most // 2:
+        jax.clear_caches()
 
 
 def quickly_compiled(function: Callable[..., Result], **options: Any) -> Callable[..., Result]:

@@ -16,6 +16,7 @@ from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import default_depth
 from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.build.subspace import assign_folds
+from geode_jax.compilation import make_room
 from geode_jax.completion import PARTIAL_CANDIDATES, complete
 from geode_jax.forest import Forest
 from geode_jax.handover import freeze_forest, partial_rows
@@ -133,6 +134,7 @@ def grow_in_frame(
     `num_places`: places for complete rows, at least their number, where several forests are to share a program.
     `may_lower_rank`: nodes get no more directions than the rows tell of, at most `settings.max_rank`.
     """
+    make_room()
     is_observed = ~np.isnan(x)
     is_partial = ~is_observed.all(axis=1)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))

@@ -5,7 +5,10 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
+from conftest import DICTIONARY, SAMPLER
 
+import geode_jax
+from geode_jax import compilation
 from geode_jax.compilation import OPTIONS, quickly_compiled
 
 
@@ -39,3 +42,21 @@ def test_options_are_used_unless_optimisations_are_off():
         jax.config.update("jax_disable_most_optimizations", True)
         triple(1.0)
     assert used == [OPTIONS, None]
+
+
+@pytest.mark.parametrize(("used", "drops"), [(51, 2), (49, 0)])
+def test_fits_make_room_before_there_are_too_many_programs(tmp_path, monkeypatch, data, used, drops):
+    """Of 100 mappings that the system allows: at the start of both stages."""
+    for name, text in (("MAPPINGS", "mapping\n" * used), ("MOST_MAPPINGS", "100\n")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(compilation, name, tmp_path / name)
+    with mock.patch.object(jax, "clear_caches") as clear:
+        geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)
+    assert clear.call_count == drops
+
+
+def test_other_systems_do_not_tell(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation, "MAPPINGS", tmp_path / "none")
+    with mock.patch.object(jax, "clear_caches") as clear:
+        compilation.make_room()
+    assert clear.call_count == 0

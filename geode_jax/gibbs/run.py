@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._typing import Array, Int, KeyArray
 from geode_jax.checkpoint import Checkpoint
-from geode_jax.compilation import quickly_compiled
+from geode_jax.compilation import make_room, quickly_compiled
 from geode_jax.gibbs.chain import Adaptation, Chain, Draw, draw_of, initial_chain, step
 from geode_jax.gibbs.placement import (
     BY_CHAIN,
@@ -110,6 +110,7 @@ def run_chains(
     Raises FloatingPointError where a log joint is not finite: the draws before it would be worthless. Raises
     Interrupted in place of KeyboardInterrupt where draws were kept.
     """
+    make_room()
     run = _Run(key, problems, settings, checkpoint, mesh)
     try:
         while run.done < run.total:
