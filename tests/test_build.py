@@ -10,8 +10,8 @@ from joblib import cpu_count
 from scipy import linalg
 from threadpoolctl import threadpool_info
 
-from geode_jax import DictionarySettings, SharedSpan, learn_forest
-from geode_jax.build import blocks, evidence, subspace
+from geode_jax import DictionarySettings, SharedSpan, learn_forest, statistics
+from geode_jax.build import blocks, evidence, noise, subspace
 from geode_jax.build.completed import Completed
 from geode_jax.build.evidence import cross_fitted_evidence
 from geode_jax.build.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
@@ -324,6 +324,51 @@ def test_filled_entries_say_nothing_of_the_noise():
     assert learn_feature_scales(x, whole, 2, **options)[:2].max() < 0.85 * expected[0]
     wild = np.where(is_observed, noisy, signal + 1.5 * rng.normal(size=x.shape))
     np.testing.assert_allclose(learn_feature_scales(wild, whole, 2, is_observed, **options), expected, rtol=0.15)
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_noise_scales_from_as_many_folds_as_are_enough(is_partial, monkeypatch):
+    """Three of five: rows of the others have no say in the residuals, however they are."""
+    monkeypatch.setattr(noise, "ENOUGH_ROWS", 900)
+    rng = np.random.default_rng(0)
+    truth = np.geomspace(0.5, 2.0, 10)
+    truth /= np.exp(np.log(truth).mean())
+    signal = 30.0 * rng.normal(size=(1500, 1)) * np.ones(10)
+    x = signal + truth * rng.normal(size=signal.shape)
+    is_observed = rng.random(x.shape) < 0.7 if is_partial else None
+    options = {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
+    judged = judging_folds(assign_folds(1500, 5, np.random.default_rng(0)), 900) >= 0
+    assert judged.sum() == 900
+    found = learn_feature_scales(x, Partition(0, (np.arange(1500),)), 1, is_observed, **options)
+    np.testing.assert_allclose(found, truth, rtol=0.15)
+    x[~judged] = (signal + truth[::-1] * rng.normal(size=signal.shape))[~judged]
+    found = learn_feature_scales(x, Partition(0, (np.arange(1500),)), 1, is_observed, **options)
+    np.testing.assert_allclose(found, truth, rtol=0.15)
+
+
+@pytest.mark.parametrize("num_rows", [300, 0])
+def test_statistics_in_blocks_are_those_at_once(num_rows, monkeypatch):
+    """Folds of several blocks, the last of them short, and an empty one; and no row at all."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(num_rows, 5)).astype(np.float32)
+    centres, bases = (rng.normal(size=size).astype(np.float32) for size in ((3, 4, 5), (3, 4, 5, 2)))
+    folds = np.where(np.arange(num_rows) % 3 == 0, 0, 2)
+    of_fold = [np.flatnonzero(folds == fold) for fold in range(3)]
+
+    def found():
+        empty = statistics.no_statistics((2, 4, 320, 2), num_rows, np.dtype(np.float32))
+        return statistics.add_cross_fitted(empty, 1, centres, bases, x, of_fold)
+
+    whole = found()
+    monkeypatch.setattr(statistics, "BLOCK_BYTES", 1)  # 64 rows
+    for leaf, expected in zip(jax.tree.leaves(found()), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(leaf, expected, rtol=1e-5, atol=1e-5)
+    for row in range(0, num_rows, 37):
+        for node in range(4):
+            centred = x[row] - centres[folds[row], node]
+            along = np.square(centred @ bases[folds[row], node])
+            np.testing.assert_allclose(whole.squared[1, node, row], along, rtol=1e-4)
+    assert not np.any(whole.squared[0])
 
 
 def test_seldom_observed_features_have_the_average_noise():

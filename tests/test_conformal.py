@@ -38,13 +38,14 @@ def test_estimators_take_calibration_rows(posterior):
     rows = geode_jax.sample(jax.random.key(1), posterior, 60)
     hidden = np.where(PATTERN, np.nan, rows[:20])
     expected = geode_jax.impute(posterior, hidden, interval=0.9, calibration=rows[20:])
-    for model in (geode_jax.GeodeDensity(), geode_jax.GeodeImputer()):
+    density = geode_jax.GeodeDensity()
+    for model in (density, geode_jax.GeodeImputer()):
         model.posterior_, model.n_features_in_ = posterior, 6
         found = model.impute(hidden, 0.9, calibration=rows[20:])
         for leaf, wanted in zip(found, expected, strict=True):
             np.testing.assert_array_equal(leaf, wanted)
     with pytest.raises(ValueError, match="interval: expected the probability of the intervals to calibrate, got None"):
-        geode_jax.GeodeDensity().fit(rows).impute(hidden, calibration=rows)
+        density.impute(hidden, calibration=rows)
 
 
 def _unit_intervals(x):

@@ -151,13 +151,12 @@ def impute(
         conditional = condition(posterior, x, num_draws=num_draws, num_candidates=num_candidates)
         return Imputation(*conditional.mean_and_interval(interval))
 
-    found = summary(data)
     if rows is None:
-        return found
-    more = widening(lambda x: summary(x)[1:], rows, np.isnan(data), interval) * (found.upper - found.lower)
-    return Imputation(
-        found.filled, np.minimum(found.lower - more, found.filled), np.maximum(found.upper + more, found.filled)
-    )
+        return summary(data)
+    share = widening(lambda x: summary(x)[1:], rows, np.isnan(data), interval)
+    filled, lower, upper = summary(data)
+    more = share * (upper - lower)
+    return Imputation(filled, np.minimum(lower - more, filled), np.maximum(upper + more, filled))
 
 
 def impute_mean(
