@@ -49,7 +49,7 @@ def examine(bug: str | None, published: bool, num_replicates: int) -> dict[str, 
     row: dict[str, Any] = {"bug": bug or ("published shrinkage" if published else "none")}
     if not published:  # the settings object changes the sweep, not the blocks that these two look at
         with bugs.BUGS[bug]() if bug else contextlib.nullcontext():
-            gap = max(identity.relative_gap(name) for name in [*identity.BLOCKS, *range(small.MAX_RANK)])
+            gap = max(identity.relative_gap(name) for name in [*identity.BLOCKS, "renewal", *range(small.MAX_RANK)])
             p_value = min(draws.smallest_p_value(block, np.float32) for block in draws.CHECKS)
         row |= {"identity_gap": gap, "identity": gap >= identity.TOLERANCE}
         row |= {"draw_p": p_value, "draw": bool(p_value <= draws.LEVEL)}

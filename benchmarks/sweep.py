@@ -66,8 +66,11 @@ def blocks() -> dict[str, Callable[[Array, Chain, Problem], Any]]:
             key, chain.state, problem.statistics, problem.tree, problem.num_features
         ),
         "node sums": sums,
-        "u": lambda key, chain, problem: scales.draw(key, chain.state, chain.sums, problem.tree, problem.shrinkage),
-        "tau": lambda key, chain, problem: shrinkage.draw_exact(key, chain.state, problem.prior),
+        "u": lambda key, chain, problem: scales.move(key, chain.state, chain.sums, problem.tree, problem.shrinkage),
+        "tau": lambda key, chain, problem: shrinkage.move(key, chain.state, problem.prior),
+        "u and tau": lambda key, chain, problem: shrinkage.renew(
+            key, chain.state, chain.sums, problem.tree, problem.prior
+        ),
         "sigma": lambda key, chain, problem: noise.draw(
             key, chain.state, chain.sums, problem.tree, problem.prior, problem.num_features
         ),

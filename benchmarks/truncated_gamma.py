@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.common import write_result
 from benchmarks.tables import load
 from geode_jax._typing import precision_of
-from geode_jax.math.truncated import log_truncated_gamma
+from geode_jax.math.truncated import draw_log_truncated_gamma
 
 SHAPES = (0.5, 1.0, 7.0, 1e3, 1e6, 1e9, 1e12)
 RATES = (1.0, 3.0, 1e2, 1e5, 1e9)
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--quick", action="store_true", help="few draws, nothing written")
     options = parser.parse_args(arguments)
     num_draws = 10_000 if options.quick else NUM_DRAWS
-    ours, rival = jax.jit(log_truncated_gamma), jax.jit(jax.random.gamma)
+    ours, rival = jax.jit(draw_log_truncated_gamma), jax.jit(jax.random.gamma)
     key, rows = jax.random.key(0), []
     for dtype in ("float32", "float64"):
         with precision_of(dtype):

@@ -18,7 +18,7 @@ from jax.scipy.special import betaln, gammaln
 from geode_jax._typing import Array, Bool, Count, DTypeLike, Float, Int, KeyArray
 from geode_jax.dictionary import Dictionary
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.math.truncated import log_lower_gamma_at_one, log_truncated_gamma
+from geode_jax.math.truncated import draw_log_truncated_gamma, log_lower_gamma_at_one
 from geode_jax.settings import GammaPrior, Prior
 from geode_jax.state import NodeSums, State, log_normal_constants
 from geode_jax.tree import Tree
@@ -118,7 +118,7 @@ def sample_prior(
         node=jax.random.categorical(key_node, log_weights, shape=(num_rows,)).astype(jnp.int32),
         logit_stop=logit_stop,
         logit_right=logit_right,
-        log_neg_log_u=log_truncated_gamma(key_u, jnp.logaddexp(log_delta, 0.0), jnp.ones_like(log_delta)),
+        log_neg_log_u=draw_log_truncated_gamma(key_u, jnp.logaddexp(log_delta, 0.0), jnp.ones_like(log_delta)),
         tau_excess=tau_excess,
         log_sigma2=jnp.log(jnp.asarray(prior.noise_rate, dtype)) - log_precision,
         log_stop_concentration=log_a,

@@ -21,15 +21,40 @@ def _drop_plus_one():
 
 
 def _published_tau():
-    return mock.patch.object(shrinkage, "draw_exact", shrinkage.draw_published)
+    return mock.patch.object(shrinkage, "move", shrinkage.draw_published)
 
 
 def _tau_without_normaliser():
-    def draw_one(key, log_before, later, prior):
-        rate = prior.tau_rate + jnp.exp(log_before + later.log_pull)
-        return jax.random.exponential(key, rate.shape, rate.dtype) / rate
+    """Without the log delta that comes of the normaliser."""
+    original = shrinkage._powers
+    return mock.patch.object(shrinkage, "_powers", lambda is_followed: original(is_followed) - 1.0)
 
-    return mock.patch.object(shrinkage, "_draw_one", draw_one)
+
+def _tau_without_prior():
+    original = shrinkage._delta_target
+    return mock.patch.object(shrinkage, "_delta_target", lambda *rest: original(*rest[:-1], 1e-6))
+
+
+def _renewal_without_rows():
+    """Directions renewed whatever the rows say of them."""
+    original = shrinkage._renewal
+
+    def wrong(state, is_renewed, proposed, sums, tree):
+        return original(state, is_renewed, proposed, jax.tree.map(jnp.zeros_like, sums), tree)
+
+    return mock.patch.object(shrinkage, "_renewal", wrong)
+
+
+def _renewal_without_jacobian():
+    """-log u scaled by the change of delta, and no account of it."""
+    original = shrinkage._renewal
+
+    def wrong(state, is_renewed, proposed, sums, tree):
+        log_neg_log_u, tau_excess, log_ratio = original(state, is_renewed, proposed, sums, tree)
+        scaled = jnp.where(is_renewed, log_neg_log_u - state.log_neg_log_u, 0.0)
+        return log_neg_log_u, tau_excess, log_ratio - scaled.sum(axis=-1)
+
+    return mock.patch.object(shrinkage, "_renewal", wrong)
 
 
 def _forget_noise_prior():
@@ -51,12 +76,12 @@ def _forget_stopped_rows():
 
 def _stale_sums():
     """u from node sums of memberships that have moved on."""
-    original = scales.draw
+    original = scales.move
 
     def stale(key, state, sums, tree, settings):
         return original(key, state, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), sums), tree, settings)
 
-    return mock.patch.object(scales, "draw", stale)
+    return mock.patch.object(scales, "move", stale)
 
 
 def _constant_key():
@@ -203,6 +228,9 @@ BUGS = {
     "u without + 1": _drop_plus_one,
     "published tau": _published_tau,
     "tau without normaliser": _tau_without_normaliser,
+    "tau without prior": _tau_without_prior,
+    "renewal without rows": _renewal_without_rows,
+    "renewal without Jacobian": _renewal_without_jacobian,
     "sigma2 without prior": _forget_noise_prior,
     "S without - n": _forget_stopped_rows,
     "stale node sums": _stale_sums,
@@ -220,6 +248,9 @@ CAUGHT_BY = {
     "u without + 1": ("identity", "u"),
     "published tau": ("draws", "tau"),
     "tau without normaliser": ("draws", "tau"),
+    "tau without prior": ("draws", "tau"),
+    "renewal without rows": ("draws", "shrinkage"),
+    "renewal without Jacobian": ("identity", "renewal"),
     "sigma2 without prior": ("draws", "noise"),
     "S without - n": ("identity", "stop"),
     "stale node sums": ("draws", "u"),

@@ -75,7 +75,9 @@ BLOCKS = {
 
 def _gap(problem, one, other, name):
     if isinstance(name, int):
-        return _tau_gap(problem, one, other, name)
+        return _delta_gap(problem, one, other, name)
+    if name == "renewal":
+        return _renewal_gap(problem, one, other)
     where, log_conditional = BLOCKS[name]
     changed = eqx.tree_at(where, one, where(other))
     return float(
@@ -84,22 +86,47 @@ def _gap(problem, one, other, name):
     )
 
 
-def _tau_gap(problem, one, other, m):
-    """Each tau_m has its own conditional: change one direction of every node at a time."""
-    changed = eqx.tree_at(lambda it: it.tau_excess, one, one.tau_excess.at[:, m].set(other.tau_excess[:, m]))
+def _delta_gap(problem, one, other, m):
+    """Each delta_m has its own conditional: change one direction of every node, and the next tau against it."""
+    active, log_tau = np.asarray(one.is_active), np.array(one.log_tau)
+    for k in np.flatnonzero(active[:, m]):
+        following = [n for n in range(m + 1, active.shape[1]) if active[k, n]]
+        if following:
+            span = log_tau[k, m] + log_tau[k, following[0]]
+            log_tau[k, m], log_tau[k, following[0]] = 0.37 * span, 0.63 * span
+        else:
+            log_tau[k, m] = other.log_tau[k, m]
+    moved = jnp.where(one.is_active, jnp.expm1(jnp.asarray(log_tau)), one.tau_excess)
+    changed = eqx.tree_at(lambda it: it.tau_excess, one, moved)
     conditional = [shrinkage.log_conditional(state, problem.prior)[:, m].sum() for state in (changed, one)]
     return float(_joint(problem, changed) - _joint(problem, one) - (conditional[0] - conditional[1]))
 
 
+def _renewal_gap(problem, one, other):
+    """Hastings' ratio is that of the joint, less that of the tau's proposals, with -log u scaled against delta."""
+    cut = np.arange(one.is_active.shape[0])[:, None] % small.MAX_RANK
+    is_renewed = one.is_active & (np.arange(small.MAX_RANK) >= cut)
+    log_neg_log_u, tau_excess, log_ratio = shrinkage._renewal(
+        one, is_renewed, other.tau_excess, small.sums_of(problem, one), problem.tree
+    )
+    changed = eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), one, (log_neg_log_u, tau_excess))
+    expected = _joint(problem, changed) - _joint(problem, one)
+    expected += problem.prior.tau_rate * jnp.sum(tau_excess - one.tau_excess, where=is_renewed)
+    # from u to the log of -log u, and that by the change of log delta
+    for state, sign in ((changed, 1.0), (one, -1.0)):
+        expected += sign * jnp.sum(-state.neg_log_u + state.log_neg_log_u, where=is_renewed)
+    return float(log_ratio.sum() - expected)
+
+
 def relative_gap(name):
-    """Gap of one block (or of tau_m, for a number m) relative to the log joint; non-finite counts as infinite."""
+    """Gap of one block (or of delta_m, for a number m) relative to the log joint; non-finite counts as infinite."""
     with precision_of(np.float64):
         problem, one, other = _setting()
         gap = abs(_gap(problem, one, other, name)) / max(1.0, abs(float(_joint(problem, one))))
     return gap if np.isfinite(gap) else np.inf
 
 
-@pytest.mark.parametrize("name", [*BLOCKS, *range(small.MAX_RANK)])
+@pytest.mark.parametrize("name", [*BLOCKS, "renewal", *range(small.MAX_RANK)])
 def test_identity(name):
     assert relative_gap(name) < TOLERANCE
 

@@ -17,7 +17,7 @@ from bugs import BUGS, membership_for
 from scipy import stats
 
 from geode_jax.gibbs.sweep import sweep
-from geode_jax.math.truncated import log_truncated_gamma
+from geode_jax.math.truncated import draw_log_truncated_gamma
 from geode_jax.model import log_joint, sample_prior, simulate
 from geode_jax.settings import DirectMembership, ExactShrinkage, PublishedShrinkage, SliceMembership
 
@@ -117,6 +117,6 @@ def test_planted_bug_is_caught(bug):
 
 def test_prior_u_follows_its_density():
     """The one prior draw with a truncation: u ~ Gamma(delta + 1, 1) on (0, 1)."""
-    log_t = log_truncated_gamma(jax.random.key(3), jnp.full(20_000, np.log(4.0)), jnp.ones(20_000))
+    log_t = draw_log_truncated_gamma(jax.random.key(3), jnp.full(20_000, np.log(4.0)), jnp.ones(20_000))
     u = np.exp(-np.exp(np.asarray(log_t, np.float64)))
     assert stats.kstest(u, lambda v: stats.gamma(4.0).cdf(v) / stats.gamma(4.0).cdf(1.0)).pvalue > LEVEL

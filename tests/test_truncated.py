@@ -1,4 +1,4 @@
-"""The truncated gamma, its normaliser, and the polynomial inside the tau update, against mpmath."""
+"""The truncated gamma, by draws and by moves, and its normaliser, against mpmath."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from geode_jax._typing import precision_of
-from geode_jax.math.truncated import gamma_correction_coefficients, log_lower_gamma_at_one, log_truncated_gamma
+from geode_jax.math.truncated import draw_log_truncated_gamma, log_lower_gamma_at_one, move_log_truncated_gamma
 
 SHAPES = (0.5, 1.0, 7.0, 1e3, 1e6, 1e9, 1e12)
 RATES = (1.0, 3.0, 1e2, 1e5, 1e9)
@@ -40,7 +40,7 @@ GRID = [(shape, rate) for shape in SHAPES for rate in RATES]
 def grid_p_values(dtype):
     """Kolmogorov-Smirnov p-value at every point of the grid."""
     with precision_of(dtype):
-        draw = jax.jit(jax.vmap(log_truncated_gamma))
+        draw = jax.jit(jax.vmap(draw_log_truncated_gamma))
         log_shape = jnp.log(jnp.asarray([shape for shape, _ in GRID], dtype))
         rate = jnp.asarray([rate for _, rate in GRID], dtype)
         tiled = (jnp.tile(log_shape[:, None], (1, NUM_DRAWS)), jnp.tile(rate[:, None], (1, NUM_DRAWS)))
@@ -67,7 +67,7 @@ def test_reference_cdf_agrees_with_mpmath():
 def test_truncated_gamma_beyond_float32():
     """Shapes that overflow float32 are exponential on the log scale: shape * t ~ Exp(1)."""
     log_shape = jnp.full(20_000, 250.0, jnp.float32)
-    log_t = log_truncated_gamma(jax.random.key(0), log_shape, jnp.ones_like(log_shape))
+    log_t = draw_log_truncated_gamma(jax.random.key(0), log_shape, jnp.ones_like(log_shape))
     assert stats.kstest(np.exp(np.asarray(log_t, np.float64) + 250.0), "expon").pvalue > 1e-4
 
 
@@ -87,7 +87,7 @@ def test_few_rounds_over_the_whole_range(monkeypatch):
 
     @jax.jit
     def draw(key, log_shape, rate):
-        log_truncated_gamma(key, jnp.full(20_000, log_shape), jnp.full(20_000, rate))
+        draw_log_truncated_gamma(key, jnp.full(20_000, log_shape), jnp.full(20_000, rate))
         return rounds.pop()
 
     worst = max(int(draw(jax.random.key(1), np.float32(np.log(a)), np.float32(b))) for a in SHAPES for b in RATES)
@@ -105,16 +105,25 @@ def test_lower_gamma_normaliser():
     np.testing.assert_allclose(log_lower_gamma_at_one(jnp.asarray([200.0], jnp.float32)), [-201.0], rtol=1e-6)
 
 
-def test_gamma_correction():
-    delta = np.concatenate([[1.0, 1.003, 1.2, 2.5, 10.0, 300.0, 1e5], np.geomspace(1.0, 50.0, 40)])
+def test_moves_keep_the_truncated_gamma():
+    """From draws, and from anywhere: a Metropolis step that takes nine in ten proposals, and never one that is not."""
+    points = jnp.asarray([(np.log(shape), rate) for shape, rate in GRID], jnp.float32)
+    tiled = tuple(jnp.tile(points[:, i : i + 1], (1, NUM_DRAWS)) for i in (0, 1))
+    move = jax.jit(move_log_truncated_gamma)
+    for start in (draw_log_truncated_gamma(jax.random.key(0), *tiled), jnp.full_like(tiled[0], -70.0), 0 * tiled[0]):
+        log_t = start
+        for number in range(8):
+            log_t, last = move(jax.random.key(number + 1), log_t, *tiled), log_t
+        assert np.mean(np.asarray(log_t != last), axis=1).min() > 0.88
+        p_values = [
+            stats.kstest(np.exp(np.asarray(draws, np.float64)), _cdf(*point)).pvalue
+            for draws, point in zip(log_t, GRID, strict=True)
+        ]
+        assert min(p_values) > 1e-4 / len(GRID), GRID[int(np.argmin(p_values))]
 
-    def exact_h(value):
-        return mpmath.log(1 + 1 / value) - mpmath.log(mpmath.hyp1f1(1, value + 2, 1))
 
-    with mpmath.workdps(50):
-        h = [float(exact_h(mpmath.mpf(value))) for value in delta]
-        slope = [float(value * mpmath.diff(exact_h, mpmath.mpf(value))) for value in delta]
-    for dtype, tolerance in ((np.float32, 5e-7), (np.float64, 2e-10)):
-        polynomial = np.polynomial.Polynomial([0.0, 0.0, *gamma_correction_coefficients(dtype)])
-        np.testing.assert_allclose(polynomial(1.0 / delta), h, atol=tolerance)
-        np.testing.assert_allclose(-polynomial.deriv()(1.0 / delta) / delta, slope, atol=300 * tolerance)
+def test_moves_show_what_is_not_finite():
+    """A lane that cannot be drawn is not kept as it was."""
+    moved = move_log_truncated_gamma(jax.random.key(0), jnp.zeros(3), jnp.asarray([1.0, jnp.nan, 1.0]), jnp.ones(3))
+    assert np.isfinite(np.asarray(moved)[[0, 2]]).all()
+    assert np.isnan(np.asarray(moved)[1])

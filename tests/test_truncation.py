@@ -7,7 +7,7 @@ import pytest
 
 from geode_jax import GammaPrior, Prior, truncation
 from geode_jax._typing import precision_of
-from geode_jax.math.truncated import log_truncated_gamma
+from geode_jax.math.truncated import draw_log_truncated_gamma
 
 RNG_SEED = 0
 
@@ -34,7 +34,7 @@ def test_rank_error_bounds_the_divergence(rate):
     log_delta = np.cumsum(np.log(tau), axis=1)
     with precision_of("float64"):
         log_shape = jnp.logaddexp(jnp.asarray(log_delta), 0.0)
-        drawn = log_truncated_gamma(jax.random.key(0), log_shape, jnp.ones_like(log_shape))
+        drawn = draw_log_truncated_gamma(jax.random.key(0), log_shape, jnp.ones_like(log_shape))
     t = np.exp(np.asarray(drawn))  # -log u
     divergence = 0.5 * np.where(t < 1e-3, t**2 / 2, np.expm1(-t) + t)
     for rank in (0, 1, 3):

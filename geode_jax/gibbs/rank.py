@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from geode_jax._typing import Array, Bool, Float, Int, KeyArray
 from geode_jax.settings import RankAdaptation
-from geode_jax.state import NodeSums, State
+from geode_jax.state import NodeSums, State, running_sum
 from geode_jax.tree import Tree
 
 
@@ -52,7 +52,7 @@ def adapt(
     is_removed = state.is_active & (shares < jnp.log(jnp.asarray(settings.tolerance, dtype)))
     is_missing = is_available & ~state.is_active
     # one removed direction returns, with probability proportional to its last share
-    choice = jax.random.categorical(key_return, jnp.where(is_missing, state.log_ratio, -jnp.inf), axis=-1)
+    choice = _categorical(key_return, jnp.where(is_missing, state.log_ratio, -jnp.inf))
     is_chosen = jnp.arange(is_available.shape[-1]) == choice[:, None]
     is_returned = is_chosen & is_missing & ~is_removed.any(axis=-1, keepdims=True)
 
@@ -82,7 +82,8 @@ def log_dimension_odds(
     noise = jnp.exp(log_sigma2)[tree.scale][:, None]
     ratio = jnp.maximum(sums.squared / (jnp.maximum(count, 1.0) * noise), 1.0)
     gain = 0.5 * count * (ratio - 1.0 - jnp.log(ratio)) - 0.5 * jnp.log(jnp.maximum(count, 1.0))
-    odds = jnp.cumsum(jnp.where(is_available, gain, -jnp.inf), axis=-1)
+    is_open = running_sum(jnp.where(is_available, 0.0, 1.0).astype(gain.dtype)) == 0.0
+    odds = jnp.where(is_open, running_sum(jnp.where(is_available, gain, 0.0)), -jnp.inf)
     return jnp.concatenate([jnp.zeros_like(count), odds], axis=-1)
 
 
@@ -91,4 +92,12 @@ def draw_dimension(
 ) -> Int[Array, "K"]:
     """Every node's intrinsic dimension, drawn from its posterior given the rest."""
     odds = log_dimension_odds(sums, log_sigma2, is_available, tree)
-    return jax.random.categorical(key, odds, axis=-1).astype(jnp.int32)
+    return _categorical(key, odds)
+
+
+def _categorical(key: KeyArray, logits: Float[Array, "K m"]) -> Int[Array, "K"]:
+    """A draw from each row by one uniform variable and the inverse CDF; m where all have no weight."""
+    largest = logits.max(axis=-1, keepdims=True)
+    running = running_sum(jnp.exp(logits - jnp.where(jnp.isfinite(largest), largest, 0.0)))
+    level = jax.random.uniform(key, (logits.shape[0], 1), logits.dtype) * running[:, -1:]
+    return jnp.sum(running <= level, axis=-1, dtype=jnp.int32)

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 
 from geode_jax._typing import Array, Float, KeyArray
-from geode_jax.math.truncated import log_truncated_gamma
+from geode_jax.math.truncated import move_log_truncated_gamma
 from geode_jax.settings import ExactShrinkage, PublishedShrinkage
-from geode_jax.state import NodeSums, State
+from geode_jax.state import NodeSums, State, half_count_and_rate
 from geode_jax.tree import Tree
 
 
@@ -13,23 +13,23 @@ def _gamma_parameters(
     state: State, sums: NodeSums, tree: Tree, shrinkage: ExactShrinkage | PublishedShrinkage
 ) -> tuple[Array, Array]:
     """(log shape, rate): ``delta + 1 + n/2`` and ``1 + sum Z2 / (2 sigma2)``; the paper prints ``delta + n/2``."""
-    half_count = 0.5 * sums.count[:, None]
+    half_count, rate = half_count_and_rate(state, sums, tree)
     added = half_count + 1.0 if isinstance(shrinkage, ExactShrinkage) else half_count
     log_added = jnp.log(jnp.maximum(added, jnp.finfo(added.dtype).tiny))
-    half_precision = 0.5 * jnp.exp(-state.log_sigma2)[tree.scale]
-    return jnp.logaddexp(state.log_delta, log_added), 1.0 + half_precision[:, None] * sums.squared
+    return jnp.logaddexp(state.log_delta, log_added[:, None]), rate
 
 
-def draw(
+def move(
     key: KeyArray,
     state: State,
     sums: NodeSums,
     tree: Tree,
     shrinkage: ExactShrinkage | PublishedShrinkage,
 ) -> Float[Array, "K d"]:
-    """New log(-log u); removed directions keep theirs."""
+    """New log(-log u), more than nine in ten of them independent of the old; removed directions keep theirs."""
     log_shape, rate = _gamma_parameters(state, sums, tree, shrinkage)
-    return jnp.where(state.is_active, log_truncated_gamma(key, log_shape, rate), state.log_neg_log_u)
+    moved = move_log_truncated_gamma(key, state.log_neg_log_u, log_shape, rate)
+    return jnp.where(state.is_active, moved, state.log_neg_log_u)
 
 
 def log_conditional(state: State, sums: NodeSums, tree: Tree) -> Float[Array, "K d"]:

@@ -1,10 +1,18 @@
-"""Shrinkage of later directions (paper step 4): tau given u.
+"""Shrinkage of later directions (paper step 4): tau, and with it what it does to u.
 
-    tau_m | .  ∝  exp( -a tau_m + sum over j >= m of [ delta_j log u_j - log gamma(delta_j + 1, 1) ] ),   tau_m >= 1
+Given u the deltas of a node form a chain, each tied to its neighbours by its tau and the next:
 
-delta_j is linear in tau_m for j >= m, and log gamma(s, 1) is the log of a moment generating function, hence convex in
-s: the conditional is log-concave, and each tau_m is drawn exactly. The published step drops the normaliser and the
-other tau's.
+    delta_m | .  ∝  exp( delta_m log u_m - log gamma(delta_m + 1, 1) - a tau_m - a tau_(m+1) )
+
+with tau_m = delta_m / delta_(m-1) and tau_(m+1) = delta_(m+1) / delta_m. So every second one can be moved at once: two
+steps for any number of directions, where each tau given the others is a step of its own.
+
+Alone that explores slowly where the rows say little: every delta is held by its own u, every u by its delta. So the
+directions from a random one on are also renewed together, tau from its prior and with delta times -log u as it was:
+beyond what the rows can tell, such a proposal is almost always taken (in one sweep a parameter given the effects and
+given what the effects are made of, after Yu & Meng 2011).
+
+The published step drops the normaliser and the other tau's.
 """
 
 from typing import NamedTuple
@@ -13,98 +21,155 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Float, KeyArray
-from geode_jax.math.truncated import gamma_correction_coefficients, log_lower_gamma_at_one, sample_log_concave
+from geode_jax._typing import Array, Bool, Float, KeyArray
+from geode_jax.math.log_concave import Target, move_log_concave
+from geode_jax.math.truncated import log_lower_gamma_at_one, normaliser_correction
 from geode_jax.settings import Prior
-from geode_jax.state import State
+from geode_jax.state import NodeSums, State, half_count_and_rate, running_sum
+from geode_jax.tree import Tree
+
+# What log tau and the next one's may add up to, and delta_(m-1) times -log u_m, before float32 overflows: the prior of
+# tau leaves nothing beyond.
+_LARGEST_SPAN, _LARGEST_PULL = 18.0, 60.0
 
 
-class _Later(NamedTuple):
-    """What a direction's update needs of the active directions from it on, relative to delta at its own place.
+def renew(
+    key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior
+) -> tuple[Float[Array, "K d"], Float[Array, "K d"]]:
+    """New (log(-log u), tau - 1) from a random active direction of every node on, or the old ones.
 
-    All of it depends on the tau's after the direction's own only, so that it is summed up once, from the last direction
-    to the first, while the updates run from the first to the last. `number`: how many; `log_pull`: log of the sum of
-    ``delta_j / delta_m * -log u_j``; `powers`: sums of ``(delta_m / delta_j)^p`` for p = 2, 3, ...
+    A Metropolis step: tau is proposed from its prior, and ``delta * -log u`` stays.
     """
-
-    number: Float[Array, "*d K"]
-    log_pull: Float[Array, "*d K"]
-    powers: Float[Array, "*d P K"]
-
-
-def draw_exact(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
-    """New tau - 1 from the exact conditionals, one direction after the other, all nodes at once."""
-
-    def update(log_before: Array, direction: tuple[Array, Array, Array, _Later]) -> tuple[Array, Array]:
-        index, is_active, old, later = direction
-        drawn = _draw_one(jax.random.fold_in(key, index), log_before, later, prior)
-        new = jnp.where(is_active, drawn, old)
-        return log_before + jnp.where(is_active, jnp.log1p(new), 0.0), new
-
-    max_rank = state.tau_excess.shape[-1]
-    start = jnp.zeros_like(state.tau_excess[:, 0])
-    # directions first: every step works on a whole row of nodes
-    directions = (jnp.arange(max_rank), state.is_active.T, state.tau_excess.T, _later(state))
-    return lax.scan(update, start, directions)[1].T
+    key_cut, key_tau, key_coin = jax.random.split(key, 3)
+    shape, dtype = state.tau_excess.shape, state.tau_excess.dtype
+    order = jnp.cumsum(state.is_active, axis=-1)
+    cut = jax.random.uniform(key_cut, (shape[0], 1), dtype) * order[:, -1:]
+    is_renewed = state.is_active & (order > cut)
+    proposed = jax.random.exponential(key_tau, shape, dtype) / prior.tau_rate
+    log_neg_log_u, tau_excess, log_ratio = _renewal(state, is_renewed, proposed, sums, tree)
+    is_refused = jnp.log(jax.random.uniform(key_coin, (shape[0],), dtype)) > log_ratio
+    return (
+        jnp.where(is_refused[:, None], state.log_neg_log_u, log_neg_log_u),
+        jnp.where(is_refused[:, None], state.tau_excess, tau_excess),
+    )
 
 
-def _later(state: State) -> _Later:
-    """By recursion from the last direction: sums of positive terms, of which none can overflow."""
-    is_active, log_tau, log_neg_log_u = state.is_active.T, state.log_tau.T, state.log_neg_log_u.T
-    dtype, num_nodes = log_tau.dtype, log_tau.shape[1]
-    exponent = jnp.arange(2, 2 + len(gamma_correction_coefficients(dtype)), dtype=dtype)[:, None]
+def _renewal(
+    state: State, is_renewed: Bool[Array, "K d"], proposed: Float[Array, "K d"], sums: NodeSums, tree: Tree
+) -> tuple[Float[Array, "K d"], Float[Array, "K d"], Float[Array, "K"]]:
+    """(log(-log u), tau - 1) with another tau at some directions and all after them, and the log of Hastings' ratio.
 
-    def add(after: _Later, direction: tuple[Array, Array, Array]) -> tuple[_Later, _Later]:
-        is_active, log_tau, log_neg_log_u = direction
-        one = is_active.astype(dtype)
-        here = _Later(
-            after.number + one,
-            jnp.logaddexp(after.log_pull, jnp.where(is_active, log_neg_log_u, -jnp.inf)),
-            after.powers + one,
-        )
-        # as the direction before sees it: one more factor of tau between
-        return _Later(here.number, here.log_pull + log_tau, here.powers * jnp.exp(-exponent * log_tau)), here
-
-    none = jnp.zeros(num_nodes, dtype)
-    start = _Later(none, jnp.full(num_nodes, -jnp.inf, dtype), jnp.zeros((exponent.size, num_nodes), dtype))
-    return lax.scan(add, start, (is_active, log_tau, log_neg_log_u), reverse=True)[1]
+    The ratio is that of ``p(u | tau) p(rows | u)`` times ``delta / delta'`` for u, whose -log u is scaled by as much.
+    """
+    tau_excess = jnp.where(is_renewed, proposed, state.tau_excess)
+    log_tau = jnp.where(state.is_active, jnp.log1p(tau_excess), 0.0)
+    log_delta, old_log_delta = running_sum(log_tau), state.log_delta
+    log_neg_log_u = jnp.where(is_renewed, state.log_neg_log_u + old_log_delta - log_delta, state.log_neg_log_u)
+    half_count, rate = half_count_and_rate(state, sums, tree)
+    # far above the smallest numbers, which take long, and far below what counts
+    new, old = (jnp.exp(jnp.maximum(log_value, -60.0)) for log_value in (log_neg_log_u, state.log_neg_log_u))
+    gain = (half_count[:, None] + 1.0) * (old - new) + rate * (jnp.expm1(-old) - jnp.expm1(-new))
+    gain = gain + normaliser_correction(log_delta) - normaliser_correction(old_log_delta)
+    return log_neg_log_u, tau_excess, jnp.sum(gain, where=is_renewed, axis=-1)
 
 
-def _draw_one(key: KeyArray, log_before: Float[Array, "K"], later: _Later, prior: Prior) -> Float[Array, "K"]:
-    """Draw x = tau - 1 of one direction, `log_before` being log delta of the direction before."""
-    rate = prior.tau_rate + jnp.exp(jnp.minimum(log_before + later.log_pull, 60.0))
-    count = jnp.maximum(later.number, 1.0)
-    # The log terms are log(delta) + h(delta), and delta_j = delta_before (delta_j / delta_m) tau.
-    coefficients = [
-        c * jnp.exp(-p * log_before) * later.powers[p - 2]
-        for p, c in enumerate(gamma_correction_coefficients(rate.dtype), start=2)
-    ]
+class _Half(NamedTuple):
+    """Every second active direction: which places hold one, and which of them have another after it."""
 
-    def correction(tau: Array) -> tuple[Array, Array]:
-        """Sum of h over the directions, and its slope times tau."""
-        inverse = 1.0 / tau
-        h, slope = jnp.zeros_like(tau), jnp.zeros_like(tau)
-        for p, coefficient in reversed(list(enumerate(coefficients, start=2))):
-            h = h * inverse + coefficient
-            slope = slope * inverse - p * coefficient
-        square = jnp.square(inverse)
-        return square * h, square * slope
+    key: KeyArray
+    log_neg_log_u: Float[Array, "*halves K h"]
+    is_filled: Bool[Array, "*halves K h"]
+    is_followed: Bool[Array, "*halves K h"]
 
-    # Without the correction this is Gamma(count + 1, rate); one fixed-point step brings its mode close to the true one.
-    mode = jnp.maximum(count / rate - 1.0, 0.0)
-    mode = jnp.maximum((count + correction(1.0 + mode)[1]) / rate - 1.0, 0.0)
 
-    def potential(x: Array) -> tuple[Array, Array]:
-        h, h_slope = correction(1.0 + x)
-        step = x - mode
-        value = rate * step - count * jnp.log1p(step / (1.0 + mode)) - h
-        return value, rate - (count + h_slope) / (1.0 + x)
+def move(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
+    """New tau - 1 given u: deltas at even places moved given those at odd ones, then the other way round.
 
-    root = jnp.sqrt(2.0 * count) / (1.0 + mode)
-    slope = jnp.maximum(rate - count / (1.0 + mode), 0.0)
-    right = mode + 2.0 / (slope + jnp.hypot(slope, root))
-    points = (jnp.maximum(mode - 1.0 / root, 0.0), mode, right)
-    return sample_log_concave(key, potential, jnp.zeros_like(mode), points)
+    Places are those among the node's active directions. Nine in ten of these Metropolis steps are taken.
+    """
+    num_nodes, max_rank = state.is_active.shape
+    # even places, then odd ones; together one more than there are directions, or two
+    half = max_rank // 2 + 1
+    place = jnp.cumsum(state.is_active, axis=-1) - 1
+    slot = jnp.where(state.is_active, place % 2 * half + place // 2, 2 * half)
+    at = (jnp.arange(num_nodes)[:, None], slot)
+    log_tau, log_neg_log_u = (
+        jnp.zeros((num_nodes, 2 * half), values.dtype).at[at].set(values, mode="drop")
+        for values in (jnp.log1p(state.tau_excess), state.log_neg_log_u)
+    )
+    number = state.is_active.sum(axis=-1)[:, None]
+    places = jnp.arange(2 * half).reshape(half, 2).T[:, None]
+    even, odd = log_tau[:, :half], log_tau[:, half:]
+    before = running_sum(even + odd) - (even + odd)
+
+    def alternate(carry: tuple[Array, Array, Array], half: _Half) -> tuple[tuple[Array, Array, Array], None]:
+        """Moves one half; what follows the other is this one, a place further."""
+        before, own, after = carry
+        own, after = _move_half(before, own, after, half, prior)
+        return (before + own, after, jnp.roll(own, -1, axis=-1)), None
+
+    halves = _Half(
+        jax.random.split(key),
+        jnp.stack([log_neg_log_u[:, :half], log_neg_log_u[:, half:]]),
+        places < number,
+        places + 1 < number,
+    )
+    # as a loop, though of two rounds only: what a round finds is then worked out once, and compiled once
+    (_, even, odd), _ = lax.scan(alternate, (before, even, odd), halves)
+    log_tau = jnp.concatenate([jnp.roll(even, 1, axis=-1), jnp.roll(odd, 1, axis=-1)], axis=-1)
+    moved = jnp.expm1(jnp.take_along_axis(log_tau, jnp.minimum(slot, 2 * half - 1), axis=-1))
+    return jnp.where(state.is_active, moved, state.tau_excess)
+
+
+def _move_half(
+    before: Float[Array, "K h"], own: Float[Array, "K h"], after: Float[Array, "K h"], half: _Half, prior: Prior
+) -> tuple[Float[Array, "K h"], Float[Array, "K h"]]:
+    """New log tau of every second direction and of those after them; `before` is log delta of those before them."""
+    span = own + after
+    target, mode = _delta_target(before, half.log_neg_log_u, span, half.is_followed, prior.tau_rate)
+    moved = mode + move_log_concave(
+        half.key, own - mode, target, log_factor=lambda z: normaliser_correction(before + jnp.maximum(mode + z, 0.0))
+    )
+    moved = jnp.clip(moved, 0.0, jnp.where(half.is_followed, span, jnp.inf))
+    return jnp.where(half.is_filled, moved, own), jnp.where(half.is_followed, span - moved, after)
+
+
+def _powers(is_followed: Array) -> Array:
+    """How often log tau is added: for the normaliser, and once more for the measure where nothing follows."""
+    return jnp.where(is_followed, 1.0, 2.0)
+
+
+def _delta_target(
+    before: Array, log_neg_log_u: Array, span: Array, is_followed: Array, tau_rate: float
+) -> tuple[Target, Array]:
+    """The law of log tau given u and what log tau and the next one's add up to, less the correction, from its mode on.
+
+    With A = a + delta_before * -log u and B = a exp(span), the potential of y = log tau is ``A exp(y) + B exp(-y) - y``
+    on [0, span]; that of a last direction ``A exp(y) - 2 y`` on [0, inf).
+    """
+    rising = tau_rate + jnp.exp(jnp.minimum(before + log_neg_log_u, _LARGEST_PULL))
+    falling = jnp.where(is_followed, tau_rate * jnp.exp(jnp.minimum(span, _LARGEST_SPAN)), 0.0)
+    count = _powers(is_followed).astype(before.dtype)
+    upper = jnp.where(is_followed, span, jnp.inf)
+    free = jnp.log((count + jnp.sqrt(count * count + 4.0 * rising * falling)) / (2.0 * rising))
+    mode = jnp.clip(free, 0.0, upper)
+    rising, falling = rising * jnp.exp(mode), falling * jnp.exp(-mode)
+    slope = jnp.where(mode == free, 0.0, rising - falling - count)
+    curvature = rising + falling
+
+    def potential(z: Array) -> tuple[Array, Array]:
+        """Through half of z: differences of exponentials would lose their digits near the mode."""
+        half_sinh = jnp.sinh(0.5 * z)
+        cosh_excess = 2.0 * half_sinh * half_sinh
+        sinh = 2.0 * half_sinh * jnp.sqrt(1.0 + half_sinh * half_sinh)
+        value = curvature * cosh_excess + slope * sinh + count * (sinh - z)
+        return value, curvature * sinh + slope + (slope + count) * cosh_excess
+
+    root = jnp.sqrt(2.0 * curvature)
+    width = 2.0 / (jnp.abs(slope) + jnp.hypot(slope, root))
+    lower, upper = -mode, upper - mode
+    points = (jnp.clip(-width, lower, upper), jnp.zeros_like(mode), jnp.clip(width, lower, upper))
+    return Target(potential, points, lower, upper), mode
 
 
 def draw_published(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
@@ -115,9 +180,20 @@ def draw_published(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K
 
 
 def log_conditional(state: State, prior: Prior) -> Float[Array, "K d"]:
-    """Log density of each tau given u and the other tau's, up to its normaliser; 0 at removed directions."""
+    """Log density of each delta given u and the other deltas, up to its normaliser; 0 at removed directions.
+
+    With respect to tau and the next active direction's tau, of which a change of one delta changes both.
+    """
     log_delta = state.log_delta
-    terms = -jnp.exp(log_delta + state.log_neg_log_u) - log_lower_gamma_at_one(log_delta)
-    terms = jnp.where(state.is_active, terms, 0.0)
-    later = jnp.cumsum(terms[:, ::-1], axis=-1)[:, ::-1]
-    return jnp.where(state.is_active, later - prior.tau_rate * state.tau_excess, 0.0)
+    own = jnp.where(
+        state.is_active,
+        -jnp.exp(log_delta + state.log_neg_log_u)
+        - log_lower_gamma_at_one(log_delta)
+        - prior.tau_rate * state.tau_excess,
+        0.0,
+    )
+    # the nearest active direction after each, or none
+    index = jnp.where(state.is_active, jnp.arange(log_delta.shape[1]), log_delta.shape[1])
+    following = jnp.roll(lax.cummin(index, axis=1, reverse=True), -1, axis=1).at[:, -1].set(log_delta.shape[1])
+    after = jnp.take_along_axis(state.tau_excess, following, axis=1, mode="fill", fill_value=0.0)
+    return jnp.where(state.is_active, own - prior.tau_rate * after, 0.0)

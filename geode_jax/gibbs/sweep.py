@@ -30,13 +30,17 @@ class Problem(eqx.Module):
 
 def sweep(key: KeyArray, state: State, sums: NodeSums, problem: Problem) -> tuple[State, NodeSums]:
     """New state and its node sums; `sums` are those of `state`."""
-    key_u, key_tau, key_noise, key_weights, key_concentration, key_node, key_missing = jax.random.split(key, 7)
+    key_u, key_tail, key_tau, key_noise, key_weights, key_concentration, key_node, key_missing = jax.random.split(
+        key, 8
+    )
     tree, prior, num_features = problem.tree, problem.prior, problem.num_features
 
-    log_neg_log_u = scales.draw(key_u, state, sums, tree, problem.shrinkage)
+    log_neg_log_u = scales.move(key_u, state, sums, tree, problem.shrinkage)
     state = eqx.tree_at(lambda it: it.log_neg_log_u, state, log_neg_log_u)
     if isinstance(problem.shrinkage, ExactShrinkage):
-        tau_excess = shrinkage.draw_exact(key_tau, state, prior)
+        renewed = shrinkage.renew(key_tail, state, sums, tree, prior)
+        state = eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), state, renewed)
+        tau_excess = shrinkage.move(key_tau, state, prior)
     else:
         tau_excess = shrinkage.draw_published(key_tau, state, prior)
     log_sigma2 = noise.draw(key_noise, state, sums, tree, prior, num_features)
