@@ -68,9 +68,7 @@ def blocks() -> dict[str, Callable[[Array, Chain, Problem], Any]]:
         "node sums": sums,
         "u": lambda key, chain, problem: scales.move(key, chain.state, chain.sums, problem.tree, problem.shrinkage),
         "tau": lambda key, chain, problem: shrinkage.move(key, chain.state, problem.prior),
-        "u and tau": lambda key, chain, problem: shrinkage.renew(
-            key, chain.state, chain.sums, problem.tree, problem.prior
-        ),
+        "tail": lambda key, chain, problem: shrinkage.renew(key, chain.state, chain.sums, problem.tree, problem.prior),
         "sigma": lambda key, chain, problem: noise.draw(
             key, chain.state, chain.sums, problem.tree, problem.prior, problem.num_features
         ),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import small
 from bugs import BUGS, caught_by
-from scipy import stats
+from scipy import special, stats
 
 from geode_jax._typing import precision_of
 from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
@@ -22,7 +22,7 @@ from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import Problem, sweep
 from geode_jax.model import sample_prior, simulate
 from geode_jax.settings import DirectMembership, ExactShrinkage, Prior
-from geode_jax.state import half_count_and_rate, node_sums
+from geode_jax.state import NodeSums, half_count_and_rate, node_sums
 from geode_jax.statistics import Statistics
 from geode_jax.tree import tree_from_mask
 
@@ -432,3 +432,32 @@ def test_the_start_holds_no_direction_at_the_noise():
 
     state, _ = jax.jit(run)(jax.random.key(0))
     assert float(jnp.exp(-state.neg_log_u).max()) < 0.2  # the truth is 1/17
+
+
+def test_directions_without_rows_follow_the_prior_soon():
+    """After a hundred sweeps from tau near 1, the product of 60 tau's is that of the prior.
+
+    By moves of each delta given its own u, and of u given delta, it takes thousands.
+    """
+    rank, num_sweeps = 60, 100
+    tree = tree_from_mask(np.ones(63, bool))
+    state = sample_prior(jax.random.key(0), tree, Prior(), jnp.ones((63, rank), bool), 1, jnp.float32)
+    near_one = jnp.full_like(state.tau_excess, 1.0 / rank)
+    state = eqx.tree_at(lambda it: (it.tau_excess, it.log_neg_log_u), state, (near_one, 0.0 * near_one))
+    nothing = NodeSums(count=jnp.zeros(63), residual=jnp.zeros(63), squared=jnp.zeros((63, rank)))
+
+    @jax.jit
+    def run(state):
+        def step(state, key):
+            keys = jax.random.split(key, 3)
+            moved = scales.move(keys[0], state, nothing, tree, ExactShrinkage())
+            state = eqx.tree_at(lambda it: it.log_neg_log_u, state, moved)
+            renewed = shrinkage.renew(keys[1], state, nothing, tree, Prior())
+            state = eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), state, renewed)
+            return eqx.tree_at(lambda it: it.tau_excess, state, shrinkage.move(keys[2], state, Prior())), None
+
+        return jax.lax.scan(step, state, small.keys(1, num_sweeps))[0]
+
+    log_delta = np.asarray(run(state).log_delta[:, -1])
+    mean = rank * np.e * special.exp1(1.0)  # of log tau for tau - 1 ~ Exp(1)
+    assert abs(log_delta.mean() - mean) < 4.0 * log_delta.std() / np.sqrt(63)

@@ -159,7 +159,8 @@ def _delta_target(
 
     def potential(z: Array) -> tuple[Array, Array]:
         """Through half of z: differences of exponentials would lose their digits near the mode."""
-        half_sinh = jnp.sinh(0.5 * z)
+        growth = jnp.expm1(0.5 * z)
+        half_sinh = 0.5 * (growth + growth / (1.0 + growth))
         cosh_excess = 2.0 * half_sinh * half_sinh
         sinh = 2.0 * half_sinh * jnp.sqrt(1.0 + half_sinh * half_sinh)
         value = curvature * cosh_excess + slope * sinh + count * (sinh - z)
