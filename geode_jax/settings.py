@@ -203,7 +203,7 @@ class Prior:
 
 @dataclasses.dataclass(frozen=True)
 class ExactShrinkage:
-    """Draw u and tau from the exact conditionals of the stated joint."""
+    """Move u and tau by steps that leave the stated joint exactly as it is."""
 
 
 @dataclasses.dataclass(frozen=True)
