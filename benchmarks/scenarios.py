@@ -37,7 +37,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 import geode_jax
-from benchmarks.common import blas_on_all_cores, earlier_rows, write_result
+from benchmarks.common import RESULTS, blas_on_all_cores, earlier_rows, write_result
 from benchmarks.tables import load, table
 
 NUM_TRAIN, NUM_NEW = 500, 100
@@ -138,18 +138,39 @@ SCENARIO_NAMES = {
 
 def tables() -> list[str]:
     """Means over the data sets that there are; mean squared errors in units of the noise."""
-    record = load("scenarios")
-    rows, settings = record["rows"], record["settings"]
-    numbers = sorted({row["scenario"] for row in rows})
-    pairs = {(row["scenario"], row["replicate"]) for row in rows}
     lines = [
-        f"**Nine scenarios** (the paper's figures 4 and 5, in kind; D = {settings['features']}, {settings['train']}"
-        " training rows, mean squared error of the response over the noise variance; mean of the"
-        f" {len(pairs)} data sets of 90 that are measured so far), `{record['command']}`. A data set's own noise"
-        " moves all methods alike, by 14% from one to the next: the last column compares data set by data set (mean and"
-        " standard error of how far a method's error is above GEODE's). The forest has the first replicates only.",
-        "",
+        f"**Nine scenarios** (the paper's figures 4 and 5, in kind; {NUM_TRAIN} training rows, mean squared error of"
+        " the response over the noise variance). A data set's own noise moves all methods alike, by 14% from one to the"
+        " next: the last column compares data set by data set (mean and standard error of how far a method's error is"
+        " above GEODE's). The forest has the first replicates only.",
     ]
+    for name in sorted((path.stem for path in RESULTS.glob("scenarios*.json")), key=lambda name: (len(name), name)):
+        record = load(name)
+        rows = record["rows"]
+        pairs = {(row["scenario"], row["replicate"]) for row in rows}
+        about = f"D = {record['settings']['features']}, {len(pairs)} data sets, `{record['command']}`:"
+        lines += ["", about, "", *_table_of(rows), "", _loss_of(rows)]
+    return lines
+
+
+def _loss_of(rows: list[dict[str, Any]]) -> str:
+    """What missing training data cost, scenario by scenario."""
+    pairs = {
+        (row["scenario"], row["replicate"], row["missing"]): row["mse"] for row in rows if row["method"] == "GEODE"
+    }
+    losses: dict[int, list[float]] = {}
+    for number, replicate, missing in pairs:
+        if missing and (number, replicate, 0.0) in pairs:
+            loss = pairs[number, replicate, missing] / pairs[number, replicate, 0.0] - 1.0
+            losses.setdefault(number, []).append(loss)
+    means = [float(np.mean(values)) for values in losses.values()]
+    return (
+        f"Missing data cost GEODE {np.mean(means):.1%} of its error on average, {max(means):.1%} in the worst scenario."
+    )
+
+
+def _table_of(rows: list[dict[str, Any]]) -> list[str]:
+    numbers = sorted({row["scenario"] for row in rows})
     names = [f"{number}: {SCENARIO_NAMES[number]}" for number in numbers]
     head = ["missing", "method", *names, "coverage of 95%", "above GEODE"]
     cells_of = []
@@ -157,13 +178,17 @@ def tables() -> list[str]:
         ours = {(row["scenario"], row["replicate"]): row["mse"] for row in rows if _is(row, missing, "GEODE")}
         for method in dict.fromkeys(row["method"] for row in rows if row["missing"] == missing):
             own = [row for row in rows if _is(row, missing, method)]
-            cells = [f"{np.mean([row['mse'] for row in own if row['scenario'] == number]):.3f}" for number in numbers]
+            cells = [_mean([row["mse"] for row in own if row["scenario"] == number]) for number in numbers]
             covered = [row["coverage95"] for row in own if "coverage95" in row]
             name = f"**{method}**" if method == "GEODE" else method
             above = np.array([row["mse"] - ours[row["scenario"], row["replicate"]] for row in own])
             compared = f"{above.mean():+.3f} ± {above.std() / np.sqrt(above.size):.3f}" if method != "GEODE" else ""
             cells_of.append([f"{missing:.0%}", name, *cells, f"{np.mean(covered):.1%}" if covered else "", compared])
-    return lines + table(head, cells_of)
+    return table(head, cells_of)
+
+
+def _mean(values: list[float]) -> str:
+    return f"{np.mean(values):.3f}" if values else ""
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
