@@ -243,7 +243,7 @@ BUGS = {
     "slice without division": _slice_without_division,
 }
 
-# The quick test that catches each: the identity test of a block, or the draw test of one. The joint test catches all but one.
+# The quick test that catches each: the identity test of a block, or the draw test of one.
 CAUGHT_BY = {
     "u without + 1": ("identity", "u"),
     "published tau": ("draws", "tau"),
