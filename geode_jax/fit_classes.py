@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from geode_jax._checks import check_dtype, check_instance, check_key, check_mesh, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
-from geode_jax.build.noise import learn_feature_scales
 from geode_jax.build.partition import Partition
 from geode_jax.build.reduction import Reduction, learn_reduction
 from geode_jax.build.standardise import Frame, divide, learn_frame, to_model
@@ -24,6 +23,7 @@ from geode_jax.fit import kept_forest, mesh_limits, move_bar, posterior_of, prog
 from geode_jax.forest import Forest
 from geode_jax.gibbs.run import Samples, run_chains
 from geode_jax.grow import grow_in_frame, resolve
+from geode_jax.learn import noise_scales, units
 from geode_jax.posterior import Posterior
 from geode_jax.predict.held_out import held_out_log_density
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
@@ -141,6 +141,10 @@ def _common_coordinates(
 ) -> tuple[Frame, Reduction | None, np.ndarray]:
     frame = learn_frame(data)
     x = to_model(data, frame, dtype)
+    resolved = resolve(settings, *x.shape)
+    divisors = units(x, resolved, seed=0)
+    divide(x, divisors, out=x)
+    frame = Frame(frame.shift, frame.scale * divisors)
     is_observed = ~np.isnan(x)
     if settings.shared_span is not None and is_observed.all():
         reduction = learn_reduction(x, settings.shared_span.rank or SPAN_RANK, seed=0)
@@ -148,15 +152,7 @@ def _common_coordinates(
             return frame, reduction, reduction.coordinates(x)
     if settings.feature_noise is None or not is_observed.all():
         return frame, None, x
-    scales = learn_feature_scales(
-        x,
-        Partition(0, tuple(rows_of)),
-        resolve(settings, *x.shape).max_rank or 1,
-        seed=0,
-        num_rounds=settings.feature_noise.num_rounds,
-        num_folds=settings.feature_noise.num_folds,
-        floor=settings.feature_noise.floor,
-    )
+    scales = noise_scales(x, Partition(0, tuple(rows_of)), None, resolved, seed=0).scales
     return Frame(frame.shift, frame.scale * scales), None, divide(x, scales, out=x)
 
 

@@ -14,13 +14,13 @@ from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.build.completed import Completed
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import default_depth
-from geode_jax.build.standardise import Frame, learn_frame, to_model
+from geode_jax.build.standardise import Frame, divide, learn_frame, to_model
 from geode_jax.build.subspace import assign_folds
 from geode_jax.compilation import make_room
 from geode_jax.completion import PARTIAL_CANDIDATES, complete
 from geode_jax.forest import Forest
 from geode_jax.handover import freeze_forest, partial_rows
-from geode_jax.learn import learn
+from geode_jax.learn import learn, units
 from geode_jax.settings import DictionarySettings
 
 # The sampler reads (F, K, n, d) numbers in every sweep, where they are within this many bytes in float32.
@@ -129,7 +129,7 @@ def grow_in_frame(
 ) -> Forest:
     """The forest of rows in model coordinates, with settings that leave nothing to the data's shape.
 
-    `x` is the fit's own copy, and is divided by the noise scales of the features where it lies.
+    `x` is the fit's own copy, and is divided by the units and noise scales of the features where it lies.
 
     `num_places`: places for complete rows, at least their number, where several forests are to share a program.
     `may_lower_rank`: nodes get no more directions than the rows tell of, at most `settings.max_rank`.
@@ -139,6 +139,11 @@ def grow_in_frame(
     is_partial = ~is_observed.all(axis=1)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
     seeds = [int(seed) for seed in rng.integers(2**31, size=settings.num_trees)]
+    on_step(0.0, "units")
+    divisors = units(x, settings, seeds[0])
+    if (divisors != 1.0).any():
+        divide(x, divisors, out=x)
+        frame = frame._replace(scale=frame.scale * divisors)
     folds = None
     if settings.cross_fit is not None:
         folds = assign_folds(x.shape[0], settings.cross_fit.num_folds, rng)

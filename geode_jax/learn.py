@@ -9,13 +9,14 @@ import numpy as np
 from geode_jax.build.completed import Completed
 from geode_jax.build.evidence import LARGEST_SAMPLE, cross_fitted_evidence
 from geode_jax.build.neighbours import neighbour_graph
-from geode_jax.build.noise import learn_feature_scales, middle_cells
+from geode_jax.build.noise import FeatureScales, learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, partition_rows, route_rows
 from geode_jax.build.row_space import is_worth, row_coordinates
 from geode_jax.build.shape import Shape, choose_shapes, learn_covariances, learn_subspaces_in_shapes
 from geode_jax.build.span import Span, choose_span, learn_dictionaries, learn_span, learn_whole_span
 from geode_jax.build.standardise import divide
 from geode_jax.build.subspace import Subspaces, judging_folds
+from geode_jax.build.units import choose_units
 from geode_jax.settings import DictionarySettings, SharedSpan
 
 
@@ -114,17 +115,38 @@ def grow_trees(
     if settings.feature_noise is None:
         return partitions, np.ones(x.shape[1])
     on_step(0.4, "noise scales")
-    scales = learn_feature_scales(
+    return partitions, noise_scales(x, middle_cells(partitions[0]), is_observed, settings, seeds[0]).scales
+
+
+def noise_scales(
+    x: np.ndarray, cells: Partition, is_observed: np.ndarray | None, settings: DictionarySettings, seed: int
+) -> FeatureScales:
+    """The noise scales of the features of x, (n, D), from cells side by side, as the settings want them."""
+    assert settings.feature_noise is not None
+    assert settings.max_rank is not None
+    options = dataclasses.asdict(settings.feature_noise)
+    return learn_feature_scales(x, cells, settings.max_rank, is_observed, seed=seed, **options)
+
+
+def units(x: np.ndarray, settings: DictionarySettings, seed: int) -> np.ndarray:
+    """Divisors of the features of x, (n, D) with NaN where missing: 1, unless features have noise scales of their own
+    and held-out rows want units of their own too.
+    """
+    if settings.feature_noise is None:
+        return np.ones(x.shape[1])
+    assert settings.max_rank is not None
+    assert settings.num_neighbors is not None
+    assert settings.depth is not None
+    assert settings.min_cell_size is not None
+    return choose_units(
         x,
-        middle_cells(partitions[0]),
-        settings.max_rank,
-        is_observed,
-        seed=seeds[0],
-        num_rounds=settings.feature_noise.num_rounds,
-        num_folds=settings.feature_noise.num_folds,
-        floor=settings.feature_noise.floor,
+        lambda rows, cells, is_observed: noise_scales(rows, cells, is_observed, settings, seed),
+        max_rank=settings.max_rank,
+        num_neighbors=settings.num_neighbors,
+        depth=settings.depth,
+        min_cell_size=settings.min_cell_size,
+        seed=seed,
     )
-    return partitions, scales
 
 
 def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: int) -> Partition:

@@ -23,7 +23,9 @@ class FeatureNoise:
     """A noise scale per feature: the noise covariance is ``sigma2 * diag(scale**2)`` instead of ``sigma2 * I``.
 
     The scales are root-mean-square cross-fitted residuals off the local subspaces, iterated `num_rounds` times, at
-    least `floor` times their mean (which is what a constant or nearly constant feature gets), with geometric mean 1.
+    least `floor` times their mean (which is what a constant or nearly constant feature gets), with geometric mean 1,
+    and drawn together as far as their differences are the errors of their estimates. Where features are in different
+    units, and held-out rows tell so, each is first divided by its own deviation.
     """
 
     num_rounds: int = 3

@@ -24,6 +24,7 @@ from benchmarks import (
     literal,
     memory,
     missing_time,
+    mixed_units,
     mixing,
     mnist,
     partition_calls,
@@ -216,6 +217,14 @@ def test_swiss_roll():
     assert {row["shape"] for row in rows} == {"flat", "bent"}
     oracle = next(row["nats"] for row in rows if row["method"] == "oracle")
     assert all(row["nats"] < oracle for row in rows if row["shape"] == "flat" and row["method"] != "oracle")
+
+
+@pytest.mark.slow
+def test_mixed_units():
+    rows = mixed_units.main(["--quick"])
+    nats = {row["method"]: row["nats"] for row in rows}
+    assert nats["GEODE"] == pytest.approx(nats["GEODE, standardised"], abs=1.0)
+    assert nats["GEODE"] > nats["Gaussian, Ledoit-Wolf"] - 1.0
 
 
 @pytest.mark.slow

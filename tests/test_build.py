@@ -286,7 +286,9 @@ def test_noise_scales_recover_the_truth():
     truth = np.geomspace(0.3, 3.0, 30)
     truth /= np.exp(np.log(truth).mean())
     x = rng.normal(size=(500, 2)) @ rng.normal(size=(2, 30)) * 3 + truth * rng.normal(size=(500, 30))
-    found = learn_feature_scales(x, Partition(0, (np.arange(500),)), 2, num_rounds=3, num_folds=5, floor=0.05, seed=0)
+    found = learn_feature_scales(
+        x, Partition(0, (np.arange(500),)), 2, num_rounds=3, num_folds=5, floor=0.05, seed=0
+    ).scales
     np.testing.assert_allclose(np.log(found).mean(), 0.0, atol=1e-12)
     np.testing.assert_allclose(found, truth, rtol=0.12)
 
@@ -297,14 +299,16 @@ def test_noise_scales_do_not_take_noise_for_signal():
     truth = np.geomspace(0.5, 2.0, 40)
     x = rng.normal(size=(130, 2)) @ rng.normal(size=(2, 40)) * 3 + truth * rng.normal(size=(130, 40))
     options = {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
-    found = learn_feature_scales(x, Partition(0, (np.arange(130),)), 20, **options)
+    found = learn_feature_scales(x, Partition(0, (np.arange(130),)), 20, **options).scales
     assert np.std(np.log(found / truth)) < 0.1  # one feature's sampling deviation is 0.062; off 20 directions, 0.6
 
 
 def test_noise_scale_of_a_constant_feature_is_the_floor():
     x = np.random.default_rng(0).normal(size=(100, 10))
     x[:, 3] = 0.0
-    found = learn_feature_scales(x, Partition(0, (np.arange(100),)), 2, num_rounds=3, num_folds=5, floor=0.05, seed=0)
+    found = learn_feature_scales(
+        x, Partition(0, (np.arange(100),)), 2, num_rounds=3, num_folds=5, floor=0.05, seed=0
+    ).scales
     assert np.argmin(found) == 3
     assert found[3] > 0.01 * found.max()
 
@@ -320,10 +324,10 @@ def test_filled_entries_say_nothing_of_the_noise():
     options = {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
     whole = Partition(0, (np.arange(600),))
     expected = deviation / np.exp(np.log(deviation).mean())
-    np.testing.assert_allclose(learn_feature_scales(x, whole, 2, is_observed, **options), expected, rtol=0.15)
-    assert learn_feature_scales(x, whole, 2, **options)[:2].max() < 0.85 * expected[0]
+    np.testing.assert_allclose(learn_feature_scales(x, whole, 2, is_observed, **options).scales, expected, rtol=0.15)
+    assert learn_feature_scales(x, whole, 2, **options).scales[:2].max() < 0.85 * expected[0]
     wild = np.where(is_observed, noisy, signal + 1.5 * rng.normal(size=x.shape))
-    np.testing.assert_allclose(learn_feature_scales(wild, whole, 2, is_observed, **options), expected, rtol=0.15)
+    np.testing.assert_allclose(learn_feature_scales(wild, whole, 2, is_observed, **options).scales, expected, rtol=0.15)
 
 
 @pytest.mark.parametrize("is_partial", [False, True])
@@ -339,10 +343,10 @@ def test_noise_scales_from_as_many_folds_as_are_enough(is_partial, monkeypatch):
     options = {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
     judged = judging_folds(assign_folds(1500, 5, np.random.default_rng(0)), 900) >= 0
     assert judged.sum() == 900
-    found = learn_feature_scales(x, Partition(0, (np.arange(1500),)), 1, is_observed, **options)
+    found = learn_feature_scales(x, Partition(0, (np.arange(1500),)), 1, is_observed, **options).scales
     np.testing.assert_allclose(found, truth, rtol=0.15)
     x[~judged] = (signal + truth[::-1] * rng.normal(size=signal.shape))[~judged]
-    found = learn_feature_scales(x, Partition(0, (np.arange(1500),)), 1, is_observed, **options)
+    found = learn_feature_scales(x, Partition(0, (np.arange(1500),)), 1, is_observed, **options).scales
     np.testing.assert_allclose(found, truth, rtol=0.15)
 
 
@@ -379,7 +383,7 @@ def test_seldom_observed_features_have_the_average_noise():
     x[:, 0] = 0.0
     scales = learn_feature_scales(
         x, Partition(0, (np.arange(300),)), 1, is_observed, num_rounds=3, num_folds=5, floor=0.05, seed=0
-    )
+    ).scales
     assert scales[0] > 0.5 * np.median(scales)
 
 

@@ -36,6 +36,7 @@ LAYERS = {
     "build.evidence": 2.2,
     "build.completed": 2.2,
     "build.shape": 2.4,
+    "build.units": 2.4,
     "build.span": 2.3,
     "build.candidates": 2.3,
     "build.reduction": 2.3,

@@ -17,8 +17,8 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
     """Regression from GEODE's joint density of (x, y), conditioned on what is observed of x.
 
     One fit serves several responses together, with their dependence; NaN is a missing value in X (fit and predict) and
-    in the responses of training rows. The responses enter with the root-mean-square deviation of the average feature:
-    scale the features (`StandardScaler`) where their units differ.
+    in the responses of training rows. The responses enter with the root-mean-square deviation of the average feature,
+    unless features are in different units and `feature_noise` is left on: then each has its own, and so have they.
 
     Parameters
     ----------

@@ -1,0 +1,103 @@
+"""Features in different units: each is divided by its own deviation where held-out rows tell so, and only there."""
+
+import jax
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits, load_wine
+
+import geode_jax
+from geode_jax import DictionarySettings
+from geode_jax.build.noise import _drawn_together, learn_feature_scales
+from geode_jax.build.partition import Partition
+from geode_jax.build.standardise import learn_frame, to_model
+from geode_jax.build.units import _deviations
+from geode_jax.fit_classes import _common_coordinates
+from geode_jax.grow import resolve
+from geode_jax.learn import units
+
+FACTOR = 10.0 ** np.tile([-2, 0, 1, 3], 5)
+
+
+@pytest.fixture
+def curve():
+    """Rows near a curve in 20 dimensions, (300, 20)."""
+    rng = np.random.default_rng(0)
+    return np.cos(rng.uniform(0, 3, (300, 1)) + np.arange(20)) + 0.05 * rng.normal(size=(300, 20))
+
+
+def units_of(x, **settings):
+    rows = to_model(x, learn_frame(x), np.dtype(np.float32))
+    return units(rows, resolve(DictionarySettings(**settings), *x.shape), 0)
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_columns_in_different_units_get_units_of_their_own(curve, is_partial):
+    x = curve * FACTOR
+    x[:, 7] = 5.0  # a constant has no unit, and takes no harm
+    if is_partial:
+        x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
+    found = units_of(x)
+    relative = np.delete(found / FACTOR, 7)
+    assert relative.max() < 3.0 * relative.min()  # as the curve's own deviations
+    assert found.min() <= found[7] <= found.max()
+    np.testing.assert_array_equal(units_of(x, feature_noise=None), 1.0)
+
+
+def test_columns_in_one_unit_keep_it(curve):
+    np.testing.assert_array_equal(units_of(curve), 1.0)
+    uneven = curve * np.where(np.arange(20) < 4, 3.0, 1.0)  # deviations differ, densities hardly
+    np.testing.assert_array_equal(units_of(uneven), 1.0)
+    np.testing.assert_array_equal(units_of(load_digits().data), 1.0)
+
+
+def test_a_pixel_that_is_rarely_lit_is_as_bright_as_the_others():
+    x = np.zeros((1000, 2))
+    x[::2, 0], x[1::2, 0], x[::100, 1] = -1.0, 1.0, 1.0
+    np.testing.assert_allclose(_deviations(x), np.sqrt(1 / 3))
+    rng = np.random.default_rng(0)
+    assert _deviations(rng.normal(size=(100_000, 1))) == pytest.approx(1.0, abs=0.01)
+
+
+def test_units_leave_no_trace_in_the_forest(curve):
+    """The same rows in other units: the same trees and directions."""
+    forests = [
+        geode_jax.learn_forest(jax.random.key(0), curve * factor, dictionary=DictionarySettings(num_trees=2))
+        for factor in (FACTOR, FACTOR[::-1])
+    ]
+    np.testing.assert_allclose(forests[0].scale / FACTOR, forests[1].scale / FACTOR[::-1], rtol=1e-4)
+    np.testing.assert_array_equal(*(forest.dictionary.tree.is_present for forest in forests))
+    np.testing.assert_allclose(*(np.abs(forest.dictionary.bases[:, 0]) for forest in forests), atol=1e-3)
+
+
+def test_classes_share_units():
+    table = load_wine()
+    rows_of = [np.flatnonzero(table.target == number) for number in range(3)]
+    frame, _, x = _common_coordinates(table.data, rows_of, DictionarySettings(), np.dtype(np.float32))
+    np.testing.assert_allclose(x, (table.data - frame.shift) / frame.scale, atol=1e-4)
+    assert frame.scale.max() > 300 * frame.scale.min()
+    assert x.std(axis=0).max() < 10 * x.std(axis=0).min()
+
+
+def test_equal_noise_is_not_paid_for_by_every_feature():
+    """Scales differ by a tenth of their sampling error, (2 n)^-1/2; true differences keep nine tenths of theirs."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(400, 100))
+    whole, options = Partition(0, (np.arange(400),)), {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
+    equal = learn_feature_scales(noise, whole, 2, **options).scales
+    assert np.log(equal).std() < 0.3 * 800**-0.5
+    truth = np.exp(0.3 * rng.normal(size=100))
+    found = np.log(learn_feature_scales(noise * truth, whole, 2, **options).scales)
+    assert np.polyfit(np.log(truth), found, 1)[0] == pytest.approx(1.0, abs=0.1)
+
+
+def test_scales_are_drawn_together_as_far_as_their_errors_go():
+    """Against the normal means' posterior with the spread known: 20,000 features make it so."""
+    rng = np.random.default_rng(0)
+    spread, error = 0.5, rng.uniform(0.2, 1.5, 20_000)
+    truth = spread * rng.normal(size=error.size)
+    estimate = truth + error * rng.normal(size=error.size)
+    found = _drawn_together(estimate, error**2)
+    np.testing.assert_allclose(found, estimate * spread**2 / (spread**2 + error**2), atol=0.05 * np.abs(estimate).max())
+    assert np.square(found - truth).mean() < 0.5 * np.square(estimate - truth).mean()
+    np.testing.assert_array_equal(_drawn_together(estimate[:3], error[:3]), estimate[:3])  # too few to tell a spread by
+    np.testing.assert_array_equal(_drawn_together(np.zeros(5), np.zeros(5)), 0.0)
