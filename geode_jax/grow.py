@@ -23,12 +23,16 @@ from geode_jax.handover import freeze_forest, partial_rows
 from geode_jax.learn import learn, units
 from geode_jax.settings import DictionarySettings
 
-# The sampler reads (F, K, n, d) numbers in every sweep, where they are within this many bytes in float32.
+# What sets the largest rank: the statistics of complete rows at the fewest nodes, in float32, and the matrices of rows
+# with missing features.
 STATISTICS_BYTES = 2**32
 # The matrices of rows with missing features: beyond this much, no more than 50 directions, as work grows with d^3.
 QUICK_BYTES = 2**30
-# Nodes that a row may belong to where the statistics at all nodes take more than that: as many as fit.
-FEWEST_CANDIDATES, MOST_CANDIDATES = 8, 16
+# The sampler reads (F, K, n, d) numbers in every sweep. Above this many bytes in float32 rows have candidate nodes, as
+# many as fit: beyond the processor's cache a sweep takes as long as reading them, and rows give a part in 500 of their
+# mass to others than their best 32 (`python -m benchmarks.candidates`).
+CANDIDATE_BYTES = 2**30
+FEWEST_CANDIDATES, MOST_CANDIDATES = 8, 32
 # Rows that a tree is learned from by default: more make finer cuts no better, and the graph slow.
 TREE_ROWS = 100_000
 BAR_FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
@@ -69,7 +73,7 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
     features at their candidate nodes of all trees within 4 GiB, and beyond 50 within 1 GiB. `num_neighbors`: 10, or
     more for very large n. `tree_rows`: all, up to 100,000. `min_cell_size`: 10 rows, below which a cell's own centre
     costs more than it brings. `depth`: until cells reach twice that size, at most 7. `num_candidates`: all nodes, or
-    where the float32 statistics of all trees take more than 4 GiB as many as do not, 8 to 16.
+    where the float32 statistics of all trees take more than 1 GiB as many as do not, 8 to 32.
     """
     limit = max(1, min(num_features, num_rows) - 1)
     numbers_per_row = STATISTICS_BYTES // (4 * settings.num_trees * num_rows)
@@ -88,20 +92,26 @@ def resolve(settings: DictionarySettings, num_rows: int, num_features: int, num_
     depth = settings.depth
     if depth is None:
         depth = default_depth(num_rows, 2 * min_cell_size)
-    num_nodes = 2 ** (depth + 1) - 1
-    num_candidates = settings.num_candidates
-    if num_candidates is None:
-        fitting = numbers_per_row // max_rank
-        num_candidates = num_nodes if fitting >= num_nodes else np.clip(fitting, FEWEST_CANDIDATES, MOST_CANDIDATES)
-    return dataclasses.replace(
+    resolved = dataclasses.replace(
         settings,
         max_rank=max_rank,
         num_neighbors=num_neighbors,
         tree_rows=tree_rows,
         min_cell_size=min_cell_size,
         depth=depth,
-        num_candidates=int(min(num_candidates, num_nodes)),
     )
+    return _with_candidates(resolved, num_rows)
+
+
+def _with_candidates(settings: DictionarySettings, num_rows: int) -> DictionarySettings:
+    """Settings with a number of candidates, by their rank."""
+    assert settings.depth is not None
+    assert settings.max_rank is not None
+    num_nodes, num_candidates = 2 ** (settings.depth + 1) - 1, settings.num_candidates
+    if num_candidates is None:
+        fitting = CANDIDATE_BYTES // (4 * settings.num_trees * num_rows * settings.max_rank)
+        num_candidates = num_nodes if fitting >= num_nodes else np.clip(fitting, FEWEST_CANDIDATES, MOST_CANDIDATES)
+    return dataclasses.replace(settings, num_candidates=int(min(num_candidates, num_nodes)))
 
 
 def grow_forest(
@@ -113,6 +123,8 @@ def grow_forest(
 ) -> Forest:
     """:func:`learn_forest` on checked arguments, within the precision of `dtype`; tells `on_step` the share done."""
     resolved = resolve(settings, data.shape[0], data.shape[1], int(np.isnan(data).any(axis=1).sum()))
+    # how many nodes fit depends on the rank that is found
+    resolved = dataclasses.replace(resolved, num_candidates=settings.num_candidates)
     frame = learn_frame(data)
     x = to_model(data, frame, dtype)
     return grow_in_frame(key, x, frame, resolved, on_step, may_lower_rank=settings.max_rank is None)
@@ -127,7 +139,7 @@ def grow_in_frame(
     num_places: int | None = None,
     may_lower_rank: bool = False,
 ) -> Forest:
-    """The forest of rows in model coordinates, with settings that leave nothing to the data's shape.
+    """The forest of rows in model coordinates, with settings that leave nothing but candidates to the data's shape.
 
     `x` is the fit's own copy, and is divided by the units and noise scales of the features where it lies.
 
@@ -164,6 +176,7 @@ def grow_in_frame(
         completed = complete(x, is_observed, settings, folds, seeds, on_fill, may_lower_rank=may_lower_rank)
         learned = learn(completed, is_observed, settings, folds, seeds, on_learn, may_lower_rank=may_lower_rank)
         rows = partial_rows(learned, is_observed, folds)
+    learned = learned._replace(settings=_with_candidates(learned.settings, x.shape[0]))
     on_step(1.0, "learned dictionaries")
     dictionary, statistics, probe = freeze_forest(learned, is_observed, folds, num_places)
     return Forest(

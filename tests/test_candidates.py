@@ -226,7 +226,7 @@ def test_default_keeps_statistics_within_memory():
     assert small.num_candidates == 2 ** (small.depth + 1) - 1
     large = resolve(geode_jax.DictionarySettings(), 100_000, 784)
     assert large.depth == 7
-    assert large.num_candidates == 13  # what fits at 100 directions
+    assert large.num_candidates == 8  # more do not fit at 100 directions
     assert resolve(geode_jax.DictionarySettings(), 10_000_000, 784).num_candidates == 8
     assert resolve(geode_jax.DictionarySettings(num_candidates=99), 1000, 50).num_candidates == small.num_candidates
     with pytest.raises(ValueError, match="num_candidates: expected an integer of at least 1, got 0"):

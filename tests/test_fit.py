@@ -397,8 +397,23 @@ def test_defaults_follow_from_the_shape(shape):
     assert 1 <= found.max_rank <= max(1, min(100, shape[1] - 1, shape[0] - 1))
     assert 2 <= found.min_cell_size <= 10
     assert 1 <= found.num_candidates < 2 ** (found.depth + 1)
-    assert 4 * found.num_trees * found.num_candidates * shape[0] * found.max_rank <= 2**32
+    per_node = 4 * found.num_trees * shape[0] * found.max_rank
+    assert found.num_candidates == 8 or per_node * found.num_candidates <= 2**30
+    assert 8 * per_node <= 2**32
     assert resolve(geode_jax.DictionarySettings(depth=7), *shape).depth == 7
+
+
+def test_candidates_follow_from_the_rank_that_is_found(monkeypatch):
+    """A plane: statistics of two directions fit at all nodes, those of 49 would not; in a smaller memory neither do."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2)) @ rng.normal(size=(2, 50)) + 0.1 * rng.normal(size=(400, 50))
+    settings = geode_jax.DictionarySettings(num_trees=2, depth=4)
+    for size, expected in ((2**20, 31), (2**13, 8)):
+        monkeypatch.setattr("geode_jax.grow.CANDIDATE_BYTES", size)
+        assert resolve(settings, *x.shape).num_candidates < 31
+        forest = geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings)
+        assert forest.dictionary.max_rank < 10
+        assert forest.dictionary_settings.num_candidates == expected
 
 
 @pytest.mark.slow
