@@ -193,6 +193,7 @@ def _choose(
         own = learn_dictionaries(completed, partition, settings.max_rank, judging, seed, parent_rows)
         evidence = cross_fitted_evidence(x, partition, own, judging, is_observed, num_features)
         without = evidence.log_likelihood()
+        del own  # as large as the data where they are wide
         if shared is not None:
             found = choose_span(
                 completed, partition, settings.max_rank, judging, seed, without, parent_rows, is_observed, num_features

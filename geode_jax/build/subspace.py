@@ -57,6 +57,8 @@ def each_fold(folds: np.ndarray | None) -> LeftOut:
 
 def join_groups(parts: Sequence[Subspaces]) -> Subspaces:
     """Groups that were learned one by one; directions that one of them did not find are dropped."""
+    if len(parts) == 1:  # no copy
+        return parts[0]
     ranks = np.min([part.ranks for part in parts], axis=0)
     bases = np.concatenate([part.bases for part in parts])
     bases *= (np.arange(bases.shape[3]) < ranks[:, None])[:, None, :]
