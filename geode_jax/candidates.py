@@ -18,6 +18,7 @@ from geode_jax.build.evidence import statistics_at_node
 from geode_jax.build.parallel import each
 from geode_jax.build.subspace import Subspaces
 from geode_jax.math.lowrank import HIGHEST
+from geode_jax.memory import aligned_zeros
 from geode_jax.statistics import Statistics
 
 # Pairs per block: enough for a vectorised product, few enough that the last block of a node wastes little.
@@ -142,7 +143,7 @@ def candidate_statistics(
     node[:, :, :num_rows] = np.swapaxes(np.stack(candidates), 1, 2)
     layouts = [_lay_out(nodes, num_nodes, 1) for nodes in node]
     shape = (len(trees), *layouts[0].row.shape)
-    residual, squared = _aligned_zeros(shape, x.dtype), _aligned_zeros((*shape, rank), x.dtype)
+    residual, squared = aligned_zeros(shape, x.dtype), aligned_zeros((*shape, rank), x.dtype)
 
     def learn(pair: tuple[int, int]) -> None:
         tree, number = pair
@@ -165,14 +166,6 @@ def candidate_statistics(
         jnp.asarray(np.stack([layout.position for layout in layouts])),
         jnp.full(len(trees), num_rows, dtype=jnp.int32),
     )
-
-
-def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that a CPU's device takes over without a copy: they begin at a multiple of 64 bytes."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.zeros(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def regroup(statistics: CandidateStatistics, num_nodes: int, num_groups: int) -> CandidateStatistics:

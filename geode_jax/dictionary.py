@@ -9,7 +9,8 @@ from geode_jax._typing import Array, Bool, Float, Int
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.tree import Tree, tree_from_mask
+from geode_jax.memory import aligned_zeros
+from geode_jax.tree import Tree, trees_from_masks
 
 
 class Dictionary(eqx.Module):
@@ -50,11 +51,19 @@ def coloured(dictionary: Dictionary, root: Float[Array, "D D"] | None) -> Dictio
     return eqx.tree_at(lambda it: (it.centres, it.bases), dictionary, (centres, bases))
 
 
-def freeze(partition: Partition, subspaces: Subspaces, group: int | slice) -> Dictionary:
-    """Dictionary of one group of `subspaces`, or a batch of them over a slice."""
+def freeze(partitions: list[Partition], trees: list[Subspaces], ranks: list[np.ndarray]) -> Dictionary:
+    """A forest's dictionaries of all rows, from each tree's first group; nodes keep their first `ranks` directions."""
+    _, num_nodes, num_features, max_rank = trees[0].bases.shape
+    dtype = trees[0].bases.dtype
+    # written where they stay: with many features these are as large as the data
+    centres = aligned_zeros((len(trees), num_nodes, num_features), dtype)
+    bases = aligned_zeros((*centres.shape, max_rank), dtype)
+    for number, (found, rank) in enumerate(zip(trees, ranks, strict=True)):
+        centres[number] = found.centres[0]
+        np.multiply(found.bases[0], np.arange(max_rank) < rank[:, None, None], out=bases[number])
     return Dictionary(
-        tree=tree_from_mask(np.asarray(partition.is_present)),
-        centres=jnp.asarray(subspaces.centres[group]),
-        bases=jnp.asarray(subspaces.bases[group]),
-        ranks=jnp.asarray(subspaces.ranks),
+        tree=trees_from_masks(np.stack([partition.is_present for partition in partitions])),
+        centres=jax.device_put(centres),
+        bases=jax.device_put(bases),
+        ranks=jnp.asarray(np.stack(ranks)),
     )

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
+from geode_jax.build.blocks import slices
 from geode_jax.build.completed import Completed
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import default_depth
@@ -147,8 +148,7 @@ def grow_in_frame(
     `may_lower_rank`: nodes get no more directions than the rows tell of, at most `settings.max_rank`.
     """
     make_room()
-    is_observed = ~np.isnan(x)
-    is_partial = ~is_observed.all(axis=1)
+    is_observed = None if not any(np.isnan(x[rows]).any() for rows in slices(*x.shape)) else ~np.isnan(x)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
     seeds = [int(seed) for seed in rng.integers(2**31, size=settings.num_trees)]
     on_step(0.0, "units")
@@ -159,7 +159,7 @@ def grow_in_frame(
     folds = None
     if settings.cross_fit is not None:
         folds = assign_folds(x.shape[0], settings.cross_fit.num_folds, rng)
-    if not is_partial.any():
+    if is_observed is None:
         learned = learn(Completed(x, None), None, settings, folds, seeds, on_step, may_lower_rank=may_lower_rank)
         rows = None
     else:

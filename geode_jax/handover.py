@@ -1,8 +1,5 @@
 """What stage one hands to the sampler: frozen dictionaries, and statistics of the training rows."""
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,7 +19,7 @@ GROUP_COST = 1e8
 
 
 def freeze_forest(
-    learned: Learned, is_observed: np.ndarray, folds: np.ndarray | None, num_places: int | None
+    learned: Learned, is_observed: np.ndarray | None, folds: np.ndarray | None, num_places: int | None
 ) -> tuple[Dictionary, AnyStatistics, Probe | None]:
     """The dictionaries of all rows, and the complete rows' statistics from those that left them out.
 
@@ -30,16 +27,14 @@ def freeze_forest(
     nodes, or at the rows' candidates, and then those of a few rows at all nodes besides.
     """
     trees = range(len(learned.partitions))
-    dictionary = _stacked([_frozen(learned, number) for number in trees])
-    is_complete = is_observed.all(axis=1)
-    rows = np.flatnonzero(is_complete)
+    dictionary = _frozen(learned)
+    rows = np.arange(learned.x.shape[0]) if is_observed is None else np.flatnonzero(is_observed.all(axis=1))
     width, num_nodes = learned.settings.num_candidates, dictionary.tree.num_nodes
     assert width is not None
     num_places = num_places or padded_size(rows.size)
     if width >= num_nodes or rows.size == 0:
         return dictionary, _at_all_nodes(learned, rows, folds, num_places), None
-    seen = None if is_complete.all() else is_observed
-    candidates = [_candidates(learned, number, rows, folds, seen) for number in trees]
+    candidates = [_candidates(learned, number, rows, folds, is_observed) for number in trees]
     statistics = candidate_statistics(learned.x, rows, folds, learned.subspaces, candidates, num_places)
     per_row = learned.x.itemsize * len(trees) * num_nodes * dictionary.max_rank
     num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
@@ -50,19 +45,14 @@ def freeze_forest(
     return dictionary, statistics, Probe(probed.residual, probed.squared, jnp.asarray(is_candidate))
 
 
-def _stacked(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def _frozen(learned: Learned, number: int) -> Dictionary:
-    """A tree's dictionary of all rows, in R^D."""
-    partition, subspaces = learned.partitions[number], learned.subspaces[number]
+def _frozen(learned: Learned) -> Dictionary:
+    """Every tree's dictionary of all rows, in R^D."""
+    ranks = [found.ranks for found in learned.subspaces]
     if learned.whole is None:
-        return freeze(partition, subspaces, 0)
+        return freeze(learned.partitions, learned.subspaces, ranks)
     # directions that the folds did not find have no statistics
-    ranks = np.minimum(learned.whole[number].ranks, subspaces.ranks)
-    found = learned.whole[number].bases * (np.arange(subspaces.bases.shape[3]) < ranks[:, None])[:, None, :]
-    return freeze(partition, learned.whole[number]._replace(bases=found, ranks=ranks), 0)
+    ranks = [np.minimum(own, whole.ranks) for own, whole in zip(ranks, learned.whole, strict=True)]
+    return freeze(learned.partitions, learned.whole, ranks)
 
 
 def _at_all_nodes(learned: Learned, rows: np.ndarray, folds: np.ndarray | None, num_places: int) -> Statistics:

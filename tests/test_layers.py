@@ -1,8 +1,12 @@
 """A reader can tell from a path what a file may import."""
 
 import ast
+import builtins
+import dis
+import importlib
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -145,6 +149,30 @@ def test_imports_point_down(name, path):
             assert top not in STAGE_ONE_FORBIDS
         if name.startswith(STAGE_TWO):
             assert top not in STAGE_TWO_FORBIDS
+
+
+def _globals_read(code):
+    """Names that a code object and those inside it look up outside of all functions."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals_read(constant)
+
+
+@pytest.mark.parametrize(("name", "path"), list(_modules()), ids=[name for name, _ in _modules()])
+def test_names_exist(name, path):
+    """What linters would say, if shapes in annotations did not look like names to them."""
+    code = compile(path.read_text(), str(path), "exec")
+    stored = {
+        node.id
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    module = importlib.import_module(f"geode_jax.{name}")
+    missing = set(_globals_read(code)) - stored - set(vars(module)) - set(vars(builtins))
+    assert missing <= {"__name__", "__qualname__", "__module__", "__annotations__"}, f"{name}: {missing}"
 
 
 def test_inner_packages_are_empty():
