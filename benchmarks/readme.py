@@ -146,6 +146,12 @@ def _summary() -> list[str]:
         theirs = _best_rival(own, "nats_per_feature", ("GEODE",), lowest=False)
         ours = mean_of(own, "GEODE", "nats_per_feature")
         add("the same, held-out nats per feature", "", theirs, ours, 2, "", "real_data", lowest=False)
+    mixed = load("mixed_units")["rows"]
+    for data in dict.fromkeys(row["data"] for row in mixed):
+        own = [row for row in mixed if row["data"] == data]
+        ours = mean_of(own, "GEODE", "nats")
+        theirs = _best_rival(own, "nats", ("GEODE",), lowest=False)
+        add(f"{data}, columns as they come, held-out nats", "", theirs, ours, 2, "", "mixed_units", lowest=False)
     smooth = load("smoothness")["rows"]
     tuned = np.mean([row["mpcr_tuned"] for row in smooth], axis=0)
     theirs = float(tuned.min()), f"MPCR at its best scale, {int(tuned.argmin())}"
@@ -170,17 +176,33 @@ def _proofs_in_short() -> str:
     )
 
 
+def _durations() -> dict[str, tuple[int, bool]]:
+    """Seconds of every experiment that has results, and whether a whole run was timed: else what its rows add up to."""
+    timed = {row["experiment"]: row["seconds"] for row in load("suite")["rows"]}
+    found = {}
+    for module in EXPERIMENTS:
+        name = module.__name__.rpartition(".")[2]
+        rows = [row for path in RESULTS.glob(f"{name}*.json") for row in load(path.stem)["rows"]]
+        seconds = sum(np.sum(value) for row in rows for key, value in row.items() if key.endswith("seconds"))
+        if rows:
+            found[name] = (timed[name], True) if name in timed else (round(seconds), False)
+    return dict(sorted(found.items()))
+
+
 def _suite() -> list[str]:
-    if not (RESULTS / "suite.json").exists():
-        return []
-    record = load("suite")
-    rows = [[row["experiment"], f"{row['seconds']:,}", row["date"]] for row in record["rows"]]
-    total = sum(row["seconds"] for row in record["rows"])
+    rows = [
+        [name, f"{seconds:,}" if is_whole else f"at least {seconds:,}" if seconds else "not timed"]
+        for name, (seconds, is_whole) in _durations().items()
+    ]
     text = (
-        "**What the suite takes**: full runs by `python -m benchmarks run NAME`, those that have been timed,"
-        f" {total / 3600:.1f} hours in all."
+        "**What the suite takes**: a full run by `python -m benchmarks run NAME`, or where none was timed the seconds"
+        f" that its results record. {_hours()} in all."
     )
-    return ["", text, "", *table(["experiment", "seconds", "date"], rows)]
+    return ["", text, "", *table(["experiment", "seconds"], rows)]
+
+
+def _hours() -> str:
+    return f"{sum(seconds for seconds, _ in _durations().values()) / 3600:.0f} hours"
 
 
 def _has_results(experiment: ModuleType) -> bool:
@@ -189,7 +211,7 @@ def _has_results(experiment: ModuleType) -> bool:
 
 def render_results() -> str:
     """The README's section between the two markers."""
-    measured = f"Measured on {machine(load('frey_inpainting'))}."
+    measured = f"Measured on {machine(load('frey_inpainting'))}; the whole suite takes {_hours()} there."
     return "\n".join([START, "", *_summary(), "", _proofs_in_short(), "", measured, "", END])
 
 

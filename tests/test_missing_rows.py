@@ -225,6 +225,45 @@ def test_low_rank_fill_finds_what_low_rank_data_hide():
 
 
 @pytest.mark.slow
+def test_chains_do_not_know_of_each_other(data):
+    """The first of two chains is the only one of a fit with one, partial rows' draws included."""
+    settings = dataclasses.replace(DICTIONARY, num_trees=1)
+    one, two = (
+        geode_jax.fit(
+            jax.random.key(0),
+            _hide(data, "at random"),
+            dictionary=settings,
+            sampler=dataclasses.replace(SAMPLER, num_chains=number),
+        )
+        for number in (1, 2)
+    )
+    np.testing.assert_allclose(two.draws.log_joint[:, :1], one.draws.log_joint, rtol=1e-4)
+    assert (two.draws.count.sum(axis=-1) == len(data)).all()
+    assert (np.asarray(two.draws.log_joint[:, 0]) != np.asarray(two.draws.log_joint[:, 1])).all()
+
+
+@pytest.mark.slow
+def test_no_scales_below_the_root_and_two_features(data):
+    """One Gaussian, and the fewest features that there are: they fill in better than column means do."""
+    settings = dataclasses.replace(DICTIONARY, num_trees=1, depth=0)
+    hidden = _hide(data, "at random")
+    posterior = geode_jax.fit(jax.random.key(0), hidden, dictionary=settings, sampler=SAMPLER)
+    assert posterior.draws.count.shape[-1] == 1
+    is_missing = np.isnan(hidden)
+    error = np.abs(geode_jax.impute_mean(posterior, hidden) - data)[is_missing]
+    assert error.mean() < np.abs(np.nanmean(hidden, axis=0) - data)[is_missing].mean()
+    pair = data[:, :2].copy()
+    pair[::3, 1] = np.nan
+    settings = dataclasses.replace(DICTIONARY, num_trees=1, max_rank=1, depth=1)
+    posterior = geode_jax.fit(jax.random.key(0), pair, dictionary=settings, sampler=SAMPLER)
+    assert np.isfinite(geode_jax.log_density(posterior, pair)).all()
+    np.testing.assert_array_equal(np.isnan(geode_jax.impute_mean(posterior, pair)), False)
+    one = np.where(np.arange(len(data)) % 3 == 0, np.nan, data[:, 0])[:, None]
+    with pytest.raises(ValueError, match="X: expected"):
+        geode_jax.fit(jax.random.key(0), one)  # a row of one feature is complete or empty
+
+
+@pytest.mark.slow
 def test_numpyro_kernel_and_saving(data, tmp_path):
     settings = dataclasses.replace(DICTIONARY, num_trees=1)
     kernel = GeodeKernel(geode_jax.learn_forest(jax.random.key(0), _hide(data, "at random"), dictionary=settings))
