@@ -23,13 +23,14 @@ from benchmarks.tables import load
 from geode_jax.build.completed import Completed
 from geode_jax.build.evidence import cross_fitted_evidence
 from geode_jax.build.neighbours import neighbour_graph
-from geode_jax.build.noise import learn_feature_scales, middle_cells
+from geode_jax.build.noise import middle_cells
 from geode_jax.build.partition import Partition, partition_rows
 from geode_jax.build.shape import choose_shapes
 from geode_jax.build.span import learn_span, learn_subspaces_in_span, span_rank
 from geode_jax.build.standardise import learn_frame, to_model
 from geode_jax.build.subspace import assign_folds, learn_subspaces
 from geode_jax.grow import resolve
+from geode_jax.learn import noise_scales
 
 
 def training_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.ndarray]]:
@@ -51,16 +52,7 @@ def prepare(rows: np.ndarray) -> tuple[np.ndarray, Partition, int, np.ndarray]:
     x = to_model(rows, learn_frame(rows), np.dtype(np.float32))
     graph = neighbour_graph(x, settings.num_neighbors, 0)
     partition = partition_rows(x, graph, settings.depth, settings.min_cell_size, 0)
-    noise = settings.feature_noise
-    scales = learn_feature_scales(
-        x,
-        middle_cells(partition),
-        settings.max_rank,
-        num_rounds=noise.num_rounds,
-        num_folds=noise.num_folds,
-        floor=noise.floor,
-        seed=0,
-    )
+    scales = noise_scales(x, middle_cells(partition), None, settings, 0).scales
     x = (x / scales).astype(np.float32)
     return x, partition, settings.max_rank, assign_folds(len(x), 5, np.random.default_rng(0))
 
