@@ -17,8 +17,8 @@ from geode_jax._typing import Array, Bool, Float, Int, Shaped
 from geode_jax.build.evidence import statistics_at_node
 from geode_jax.build.parallel import each
 from geode_jax.build.subspace import Subspaces
+from geode_jax.dictionary import aligned_zeros
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.memory import aligned_zeros
 from geode_jax.statistics import Statistics
 
 # Pairs per block: enough for a vectorised product, few enough that the last block of a node wastes little.

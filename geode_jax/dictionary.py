@@ -9,7 +9,6 @@ from geode_jax._typing import Array, Bool, Float, Int
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.memory import aligned_zeros
 from geode_jax.tree import Tree, trees_from_masks
 
 
@@ -67,3 +66,11 @@ def freeze(partitions: list[Partition], trees: list[Subspaces], ranks: list[np.n
         bases=jax.device_put(bases),
         ranks=jnp.asarray(np.stack(ranks)),
     )
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that a CPU's device takes over without a copy: they begin at a multiple of 64 bytes."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)

@@ -23,7 +23,7 @@ from geode_jax.fit import kept_forest, mesh_limits, move_bar, posterior_of, prog
 from geode_jax.forest import Forest
 from geode_jax.gibbs.run import Samples, run_chains
 from geode_jax.grow import grow_in_frame, resolve
-from geode_jax.learn import noise_scales, units
+from geode_jax.learn import divide_by_units, noise_scales
 from geode_jax.posterior import Posterior
 from geode_jax.predict.held_out import held_out_log_density
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
@@ -142,9 +142,7 @@ def _common_coordinates(
     frame = learn_frame(data)
     x = to_model(data, frame, dtype)
     resolved = resolve(settings, *x.shape)
-    divisors = units(x, resolved, seed=0)
-    divide(x, divisors, out=x)
-    frame = Frame(frame.shift, frame.scale * divisors)
+    frame = divide_by_units(x, frame, resolved, seed=0)
     is_observed = ~np.isnan(x)
     if settings.shared_span is not None and is_observed.all():
         reduction = learn_reduction(x, settings.shared_span.rank or SPAN_RANK, seed=0)

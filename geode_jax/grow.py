@@ -15,13 +15,13 @@ from geode_jax.build.blocks import slices
 from geode_jax.build.completed import Completed
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import default_depth
-from geode_jax.build.standardise import Frame, divide, learn_frame, to_model
+from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.build.subspace import assign_folds
 from geode_jax.compilation import make_room
 from geode_jax.completion import PARTIAL_CANDIDATES, complete
 from geode_jax.forest import Forest
 from geode_jax.handover import freeze_forest, partial_rows
-from geode_jax.learn import learn, units
+from geode_jax.learn import divide_by_units, learn
 from geode_jax.settings import DictionarySettings
 
 # What sets the largest rank: the statistics of complete rows at the fewest nodes, in float32, and the matrices of rows
@@ -148,14 +148,11 @@ def grow_in_frame(
     `may_lower_rank`: nodes get no more directions than the rows tell of, at most `settings.max_rank`.
     """
     make_room()
-    is_observed = None if not any(np.isnan(x[rows]).any() for rows in slices(*x.shape)) else ~np.isnan(x)
+    is_observed = ~np.isnan(x) if any(np.isnan(x[rows]).any() for rows in slices(*x.shape)) else None
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
     seeds = [int(seed) for seed in rng.integers(2**31, size=settings.num_trees)]
     on_step(0.0, "units")
-    divisors = units(x, settings, seeds[0])
-    if (divisors != 1.0).any():
-        divide(x, divisors, out=x)
-        frame = frame._replace(scale=frame.scale * divisors)
+    frame = divide_by_units(x, frame, settings, seeds[0])
     folds = None
     if settings.cross_fit is not None:
         folds = assign_folds(x.shape[0], settings.cross_fit.num_folds, rng)

@@ -14,7 +14,7 @@ from geode_jax.build.partition import Partition, partition_rows, route_rows
 from geode_jax.build.row_space import is_worth, row_coordinates
 from geode_jax.build.shape import Shape, choose_shapes, learn_covariances, learn_subspaces_in_shapes
 from geode_jax.build.span import Span, choose_span, learn_dictionaries, learn_span, learn_whole_span
-from geode_jax.build.standardise import divide
+from geode_jax.build.standardise import Frame, divide
 from geode_jax.build.subspace import Subspaces, judging_folds
 from geode_jax.build.units import choose_units
 from geode_jax.settings import DictionarySettings, SharedSpan
@@ -147,6 +147,14 @@ def units(x: np.ndarray, settings: DictionarySettings, seed: int) -> np.ndarray:
         min_cell_size=settings.min_cell_size,
         seed=seed,
     )
+
+
+def divide_by_units(x: np.ndarray, frame: Frame, settings: DictionarySettings, seed: int) -> Frame:
+    """Divide the rows by their :func:`units` where they lie; their frame after it."""
+    divisors = units(x, settings, seed)
+    if (divisors != 1.0).any():
+        divide(x, divisors, out=x)
+    return frame._replace(scale=frame.scale * divisors)
 
 
 def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: int) -> Partition:

@@ -1,9 +1,7 @@
-"""Whether a fit has room in memory, said before it begins; and arrays that a device takes over without a copy."""
+"""Whether a fit has room in memory, said before it begins."""
 
 import os
 import warnings
-
-import numpy as np
 
 from geode_jax.settings import DictionarySettings, SamplerSettings
 
@@ -55,11 +53,3 @@ def _physical_memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None
-
-
-def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that a CPU's device takes over without a copy: they begin at a multiple of 64 bytes."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.zeros(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
