@@ -1,9 +1,9 @@
 """Small tables whose columns are in different units: held-out log density as they come, and divided by deviations.
 
 scikit-learn's iris, wine, breast cancer and diabetes (its raw form), and statsmodels' sea surface temperatures, US
-economy by quarters and Californian schools, five 70/30 splits. The rivals get standardised columns, as their users would
-give them, and the Jacobian; ours gets the columns as they come, and standardised too. Nats per row, the mean over the
-splits.
+economy by quarters and Californian schools, five 70/30 splits. The rivals get standardised columns, as their users
+would give them, and the Jacobian; ours gets the columns as they come, and standardised too. Nats per row, the mean over
+the splits.
 
 python -m benchmarks.mixed_units [--quick]
 """
