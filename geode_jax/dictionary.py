@@ -1,5 +1,7 @@
 """Where NumPy's stage one becomes JAX's stage two: the frozen dictionary."""
 
+from collections.abc import Iterable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -50,20 +52,23 @@ def coloured(dictionary: Dictionary, root: Float[Array, "D D"] | None) -> Dictio
     return eqx.tree_at(lambda it: (it.centres, it.bases), dictionary, (centres, bases))
 
 
-def freeze(partitions: list[Partition], trees: list[Subspaces], ranks: list[np.ndarray]) -> Dictionary:
-    """A forest's dictionaries of all rows, from each tree's first group; nodes keep their first `ranks` directions."""
-    _, num_nodes, num_features, max_rank = trees[0].bases.shape
-    dtype = trees[0].bases.dtype
-    # written where they stay: with many features these are as large as the data
-    centres = aligned_zeros((len(trees), num_nodes, num_features), dtype)
-    bases = aligned_zeros((*centres.shape, max_rank), dtype)
-    for number, (found, rank) in enumerate(zip(trees, ranks, strict=True)):
-        centres[number] = found.centres[0]
-        np.multiply(found.bases[0], np.arange(max_rank) < rank[:, None, None], out=bases[number])
+def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: list[np.ndarray]) -> Dictionary:
+    """A forest's dictionaries of all rows, from each tree's first group; nodes keep at most `max_ranks` directions."""
+    arrays: tuple[np.ndarray, np.ndarray] | None = None
+    ranks = []
+    for number, (found, most) in enumerate(zip(trees, max_ranks, strict=True)):
+        if arrays is None:  # written where they stay: with many features these are as large as the data
+            shape = len(partitions), *found.bases.shape[1:]
+            arrays = aligned_zeros(shape[:-1], found.bases.dtype), aligned_zeros(shape, found.bases.dtype)
+        ranks.append(np.minimum(found.ranks, most))
+        has_direction = np.arange(found.bases.shape[3]) < ranks[-1][:, None, None]
+        arrays[0][number] = found.centres[0]
+        np.multiply(found.bases[0], has_direction, out=arrays[1][number])
+    assert arrays is not None
     return Dictionary(
         tree=trees_from_masks(np.stack([partition.is_present for partition in partitions])),
-        centres=jax.device_put(centres),
-        bases=jax.device_put(bases),
+        centres=jax.device_put(arrays[0]),
+        bases=jax.device_put(arrays[1]),
         ranks=jnp.asarray(np.stack(ranks)),
     )
 

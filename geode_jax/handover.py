@@ -47,12 +47,9 @@ def freeze_forest(
 
 def _frozen(learned: Learned) -> Dictionary:
     """Every tree's dictionary of all rows, in R^D."""
-    ranks = [found.ranks for found in learned.subspaces]
-    if learned.whole is None:
-        return freeze(learned.partitions, learned.subspaces, ranks)
     # directions that the folds did not find have no statistics
-    ranks = [np.minimum(own, whole.ranks) for own, whole in zip(ranks, learned.whole, strict=True)]
-    return freeze(learned.partitions, learned.whole, ranks)
+    ranks = [found.ranks for found in learned.subspaces]
+    return freeze(learned.partitions, learned.subspaces if learned.whole is None else learned.whole, ranks)
 
 
 def _at_all_nodes(learned: Learned, rows: np.ndarray, folds: np.ndarray | None, num_places: int) -> Statistics:

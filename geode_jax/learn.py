@@ -1,7 +1,7 @@
 """Stage one's learning: trees, noise scales, the shared span, and dictionaries of complete or filled rows."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import FeatureScales, learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, partition_rows, route_rows
 from geode_jax.build.row_space import is_worth, row_coordinates
-from geode_jax.build.shape import Shape, choose_shapes, learn_covariances, learn_subspaces_in_shapes
+from geode_jax.build.shape import Shape, choose_shapes, learn_covariances, learn_subspaces_in_shapes, whiten
 from geode_jax.build.span import Span, choose_span, learn_dictionaries, learn_span, learn_whole_span
 from geode_jax.build.standardise import Frame, divide
 from geode_jax.build.subspace import Subspaces, judging_folds
@@ -24,8 +24,9 @@ class Learned(NamedTuple):
     """Trees and dictionaries of rows that are complete or have been filled.
 
     `subspaces` are those of the rows `x` divided by `scales`. Where there are few rows for their features, they and `x`
-    are in coordinates of the row space, and `whole` has the dictionaries of all rows in R^D. With a `shape` of the
-    noise they are of whitened coordinates, those of a row in `x` being by the shape that left its fold out.
+    are in coordinates of the row space, and `whole` learns the dictionaries of all rows in R^D as they are asked for:
+    each may be as large as the data. With a `shape` of the noise they are of whitened coordinates, those of a row in
+    `x` being by the shape that left its fold out.
     """
 
     scales: np.ndarray
@@ -33,7 +34,7 @@ class Learned(NamedTuple):
     partitions: list[Partition]
     x: np.ndarray
     subspaces: list[Subspaces]
-    whole: list[Subspaces] | None
+    whole: Iterator[Subspaces] | None
     shape: Shape | None = None
 
 
@@ -76,7 +77,7 @@ def learn(
     max_rank, parent_rows = settings.max_rank, settings.parent_rows or 0.0
     if shapes is not None:
         assert folds is not None
-        own, found = learn_subspaces_in_shapes(
+        found = learn_subspaces_in_shapes(
             x,
             shapes,
             partitions,
@@ -86,17 +87,24 @@ def learn(
             parent_rows,
             lambda share: on_step(0.5 + 0.5 * share, "learning dictionaries"),
         )
-        return Learned(scales * shapes[0].unit, settings, partitions, own, found, None, shapes[0])
+        scales = scales * shapes[0].unit
+        return Learned(scales, settings, partitions, whiten(x, shapes, folds, out=x), found, None, shapes[0])
     subspaces: list[Subspaces] = []
-    whole: list[Subspaces] | None = [] if has_coordinates else None
-    whole_span = learn_span(x, None, seeds[0]).leading(span.bases.shape[2]) if span and has_coordinates else None
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         on_step(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
         subspaces.append(learn_dictionaries(completed, partition, max_rank, folds, seed, parent_rows, span))
-        if whole is not None:
-            rows = Completed(x, None)
-            whole.append(learn_dictionaries(rows, partition, max_rank, None, seed, parent_rows, whole_span))
+    whole = _whole_dictionaries(x, partitions, max_rank, seeds, parent_rows, span) if has_coordinates else None
     return Learned(scales, settings, partitions, completed.x, subspaces, whole)
+
+
+def _whole_dictionaries(
+    x: np.ndarray, partitions: list[Partition], max_rank: int, seeds: list[int], parent_rows: float, span: Span | None
+) -> Iterator[Subspaces]:
+    """Every tree's dictionary of all rows in R^D, one after the other, within as many directions as `span` has."""
+    rows = Completed(x, None)
+    shared = None if span is None else learn_span(x, None, seeds[0], max_rank=span.bases.shape[2])
+    for partition, seed in zip(partitions, seeds, strict=True):
+        yield learn_dictionaries(rows, partition, max_rank, None, seed, parent_rows, shared)
 
 
 def grow_trees(
@@ -109,9 +117,10 @@ def grow_trees(
     """Trees and the noise scales of the features; takes half of the way."""
     assert settings.max_rank is not None
     partitions = []
+    near = row_coordinates(x) if is_worth(*x.shape) else x  # distances are all that a tree asks for
     for number, seed in enumerate(seeds):
         on_step(0.4 * number / len(seeds), "growing trees")
-        partitions.append(_grow_tree(x, settings, number, seed))
+        partitions.append(_grow_tree(near, settings, number, seed))
     if settings.feature_noise is None:
         return partitions, np.ones(x.shape[1])
     on_step(0.4, "noise scales")
@@ -193,7 +202,7 @@ def _choose(
     span, shapes, noise_shape, gain = None, None, settings.noise_shape, 0.0
     may_have_shape &= noise_shape is not None and num_features <= noise_shape.max_features
     if shared is not None and shared.rank is not None:
-        span = learn_whole_span(completed, folds, seed).leading(shared.rank)
+        span = learn_whole_span(completed, folds, seed, shared.rank)
         if span.bases.shape[2] == 0:  # too few rows for any direction
             span = None
     elif folds is not None and (shared is not None or may_lower_rank or may_have_shape):
@@ -214,7 +223,7 @@ def _choose(
                 covariances = chosen.covariances if judging is folds else learn_covariances(x, folds)
                 span, shapes, evidence = None, covariances.shapes(chosen.deviation), chosen.evidence
         if span is not None and judging is not folds:
-            span = learn_whole_span(completed, folds, seed).leading(span.bases.shape[2])
+            span = learn_whole_span(completed, folds, seed, span.bases.shape[2])
         if may_lower_rank:
             settings = dataclasses.replace(settings, max_rank=evidence.needed_rank())
     settings = dataclasses.replace(settings, shared_span=None, noise_shape=None if shapes is None else noise_shape)

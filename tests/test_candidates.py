@@ -198,7 +198,7 @@ def test_search_finds_the_best_nodes(width):
     rows = np.arange(0, len(x), 2)
     found = find_candidates(x, rows, partition, subspaces, folds, width)
     mixture = cell_mixture(x, partition, subspaces, folds, None)
-    statistics = statistics_at(x[rows], folds[rows], subspaces, mixture.nodes)
+    statistics = statistics_at(x, rows, folds, subspaces, mixture.nodes)
     scores = mixture.log_densities(*statistics, np.full(rows.size, 10), 10).T
     order = mixture.nodes[np.argsort(-scores, axis=1)][:, :width]
     assert found.shape == (rows.size, min(width, mixture.nodes.size))

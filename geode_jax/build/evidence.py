@@ -151,7 +151,7 @@ def _fit(
 ) -> Evidence:
     rows = sample_of(np.arange(x.shape[0])) if folds is None else judged_rows(folds)
     seen = None if is_observed is None else is_observed[rows]
-    residual, squared = statistics_at(x[rows], None if folds is None else folds[rows], subspaces, nodes, seen)
+    residual, squared = statistics_at(x, rows, folds, subspaces, nodes, is_observed)
     ranks = subspaces.ranks[nodes]
     has_direction = np.arange(squared.shape[2]) < ranks[:, None]
     is_member = np.zeros(x.shape[0], dtype=bool)
@@ -234,16 +234,16 @@ def _variance(second: np.ndarray, count: np.ndarray, noise: np.ndarray) -> np.nd
 
 def statistics_at(
     x: np.ndarray,
+    rows: np.ndarray,
     folds: np.ndarray | None,
     subspaces: Subspaces,
     nodes: np.ndarray,
     is_observed: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Squared residuals (K', n), over the observed features, and squared coordinates (K', n, d) of rows.
+    """Squared residuals (K', m), over the observed features, and squared coordinates (K', m, d) of some rows.
 
     From the dictionaries without their folds, or without `folds` from that of all rows.
     """
-    rows = np.arange(x.shape[0])
     residual = np.zeros((nodes.size, rows.size), dtype=x.dtype)
     squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=x.dtype)
     for index, node in enumerate(nodes):
@@ -259,7 +259,7 @@ def statistics_at_node(
     node: int,
     is_observed: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`statistics_at` of some rows at one node, (m,) and (m, d)."""
+    """:func:`statistics_at` one node, (m,) and (m, d)."""
     residual = np.zeros(rows.size, dtype=x.dtype)
     squared = np.zeros((rows.size, subspaces.bases.shape[3]), dtype=x.dtype)
     group = np.zeros(rows.size, dtype=int) if folds is None else 1 + folds[rows]

@@ -126,25 +126,29 @@ def learn_subspaces_in_shapes(
     seeds: list[int],
     parent_rows: float = 0.0,
     on_share: Callable[[float], None] = lambda share: None,
-) -> tuple[np.ndarray, list[Subspaces]]:
-    """Rows whitened without their own fold, if any, (n, D), and every tree's dictionaries of whitened coordinates.
+) -> list[Subspaces]:
+    """Every tree's dictionaries of whitened coordinates.
 
     The dictionary that leaves a fold out is that of all rows as whitened without the fold.
     """
     parts: list[list[Subspaces]] = [[] for _ in partitions]
     left_out = each_fold(folds)
-    matrices = [shape.whitening.astype(x.dtype) for shape in shapes]
-    whitened = np.empty_like(x)  # the only copy: first of all rows by one shape after the other, then each by its own
-    for number, (matrix, group) in enumerate(zip(matrices, left_out, strict=True)):
+    whitened = np.empty_like(x)  # the only copy: of all rows by one shape after the other
+    for number, (shape, group) in enumerate(zip(shapes, left_out, strict=True)):
         on_share(number / len(left_out))
-        np.matmul(x, matrix, out=whitened)
+        np.matmul(x, shape.whitening.astype(x.dtype), out=whitened)
         for found, partition, seed in zip(parts, partitions, seeds, strict=True):
             found.append(learn_subspaces(whitened, partition, max_rank, folds, seed, parent_rows, [group]))
-    for fold, matrix in enumerate(matrices, start=-1):
-        rows = np.flatnonzero(folds == fold)
+    return [join_groups(found) for found in parts]
+
+
+def whiten(x: np.ndarray, shapes: list[Shape], folds: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Rows whitened without their own fold, if any, (n, D), written to `out`, which may be x itself."""
+    for fold, shape in enumerate(shapes, start=-1):
+        matrix, rows = shape.whitening.astype(x.dtype), np.flatnonzero(folds == fold)
         for block in slices(rows.size, x.shape[1]):
-            whitened[rows[block]] = x[rows[block]] @ matrix
-    return whitened, [join_groups(found) for found in parts]
+            out[rows[block]] = x[rows[block]] @ matrix
+    return out
 
 
 def deviation_off_subspaces(
@@ -219,8 +223,8 @@ def choose_shapes(
     rank = min(max_rank, max(1, num_features // 2))
     deviation = deviation_off_subspaces(x, covariances, middle_cells(partition), rank, folds, seed)
     shapes = covariances.shapes(deviation)
-    own, (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
-    evidence = cross_fitted_evidence(own, partition, found, folds)
+    (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
+    evidence = cross_fitted_evidence(whiten(x, shapes, folds, np.empty_like(x)), partition, found, folds)
     gain = evidence.log_likelihood() - num_features * np.log(shapes[0].unit) - without
     if not is_clear(gain) or gain.mean() < LEAST_GAIN * num_features:
         return None

@@ -30,17 +30,19 @@ class Span(NamedTuple):
         return Span(self.centres, self.bases[..., :rank])
 
 
-def learn_span(x: np.ndarray, folds: np.ndarray | None, seed: int, left_out: LeftOut | None = None) -> Span:
-    """The leading directions of the whole data, as many as may be of use."""
+def learn_span(
+    x: np.ndarray, folds: np.ndarray | None, seed: int, left_out: LeftOut | None = None, max_rank: int = LARGEST_SPAN
+) -> Span:
+    """The leading directions of the whole data, `max_rank` or as many as there are."""
     num_rows = x.shape[0] if folds is None else x.shape[0] - int(np.bincount(folds[folds >= 0]).max())
-    rank = min(LARGEST_SPAN, x.shape[1], num_rows - 1)
+    rank = min(max_rank, x.shape[1], num_rows - 1)
     found = learn_subspaces(x, Partition(0, (np.arange(x.shape[0]),)), rank, folds, seed, left_out=left_out)
     return Span(found.centres[:, 0], found.bases[:, 0, :, : found.ranks[0]])
 
 
-def learn_whole_span(completed: Completed, folds: np.ndarray | None, seed: int) -> Span:
+def learn_whole_span(completed: Completed, folds: np.ndarray | None, seed: int, max_rank: int = LARGEST_SPAN) -> Span:
     """:func:`learn_span` of rows that may have been filled."""
-    parts = [learn_span(x, folds, seed, some) for x, some in completed.each(each_fold(folds))]
+    parts = [learn_span(x, folds, seed, some, max_rank) for x, some in completed.each(each_fold(folds))]
     rank = min(part.bases.shape[2] for part in parts)
     return Span(*(np.concatenate(leaves) for leaves in zip(*(part.leading(rank) for part in parts), strict=True)))
 
@@ -112,7 +114,10 @@ def learn_subspaces_in_span(
         found = learn_subspaces(coordinates, Partition(partition.depth, cells), num_directions, None, seed, parent_rows)
         present = np.flatnonzero(partition.is_present)
         centres[group, present] = centre + found.centres[0, present] @ basis.T
-        bases[group, present] = np.einsum("Dr,krd->kDd", basis, found.bases[0, present], optimize=True)
+        for (
+            node
+        ) in present:  # where there are many features all nodes at once would be another copy of the largest array
+            np.matmul(basis, found.bases[0, node], out=bases[group, node])
         ranks[group] = found.ranks
     smallest = ranks.min(axis=0)
     bases *= (np.arange(num_directions) < smallest[:, None])[:, None, :]
