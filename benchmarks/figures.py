@@ -47,11 +47,9 @@ def inclusion() -> Figure:
         for row in rows:
             if row["data"] != name:
                 continue
-            colour = "C0" if row["method"] == "default" else "C1"
-            column[0].plot(
-                1 + np.arange(len(row["included"])), row["included"], "o-", color=colour, label=row["method"]
-            )
-            column[1].plot(row["dimension"], "o-", color=colour, label=row["method"])
+            style = {"default": "s-C2", "default, no span": "o-C0", "published": "o-C1"}[row["method"]]
+            column[0].plot(1 + np.arange(len(row["included"])), row["included"], style, label=row["method"])
+            column[1].plot(row["dimension"], style, label=row["method"])
             truth = row["truth"]
         column[0].set(title=f"{name}, dimension {truth}", xlabel="direction")
         column[1].set(xlabel="intrinsic dimension", xticks=range(0, 21, 5))
