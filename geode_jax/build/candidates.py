@@ -12,8 +12,9 @@ from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces
 
-# Rows that go down the tree together: enough for matrix products at deep nodes, few enough for their indices.
-_BLOCK = 2**14
+# Rows that go down the tree together: enough for matrix products at deep nodes, few enough for their indices, and for
+# a copy of their features.
+_BLOCK, _BLOCK_NUMBERS = 2**14, 2**22
 
 
 def find_candidates(
@@ -66,7 +67,8 @@ def find_candidates(
     # neighbours search together: they go to the same nodes, and lie side by side in memory
     order = np.argsort(_leaf_order(partition)[rows], kind="stable")
     found = np.empty((rows.size, width), dtype=np.int32)
-    found[order] = np.concatenate(each(search, np.array_split(rows[order], -(-rows.size // _BLOCK))))
+    size = min(_BLOCK, max(1, _BLOCK_NUMBERS // x.shape[1]))
+    found[order] = np.concatenate(each(search, np.array_split(rows[order], -(-rows.size // size))))
     return found
 
 

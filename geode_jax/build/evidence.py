@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from geode_jax.build.blocks import slices
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces
@@ -22,6 +23,8 @@ LARGEST_SAMPLE = 4000
 FEWEST_SAMPLED = 20
 # Rows of noise that every node's variances are shrunk by.
 PRIOR_ROWS = 3.0
+# Wider rows come as many at a time as rows of so many features: a basis is to be read once for many of them.
+WIDEST = 4096
 
 
 class QuickMixture(NamedTuple):
@@ -264,12 +267,15 @@ def statistics_at_node(
     squared = np.zeros((rows.size, subspaces.bases.shape[3]), dtype=x.dtype)
     group = np.zeros(rows.size, dtype=int) if folds is None else 1 + folds[rows]
     for number in np.flatnonzero(np.bincount(group)):
+        centre, basis = subspaces.centres[number, node], subspaces.bases[number, node]
         inside = np.flatnonzero(group == number)
-        basis = subspaces.bases[number, node]
-        centred = x[rows[inside]] - subspaces.centres[number, node]
-        coordinates = centred @ basis
-        centred -= coordinates @ basis.T
-        error = np.square(centred, out=centred)
-        residual[inside] = (error if is_observed is None else error * is_observed[rows[inside]]).sum(axis=1)
-        squared[inside] = np.square(coordinates)
+        # blocks of rows: a node may have a good part of them all, and two more arrays as large are needed besides
+        for some in slices(inside.size, min(x.shape[1], WIDEST)):
+            block = inside[some]
+            centred = x[rows[block]] - centre
+            coordinates = centred @ basis
+            centred -= coordinates @ basis.T
+            error = np.square(centred, out=centred)
+            residual[block] = (error if is_observed is None else error * is_observed[rows[block]]).sum(axis=1)
+            squared[block] = np.square(coordinates)
     return residual, squared

@@ -143,8 +143,8 @@ def learn_subspaces_in_shapes(
 
 
 def whiten(x: np.ndarray, shapes: list[Shape], folds: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Rows whitened without their own fold, if any, (n, D), written to `out`, which may be x itself."""
-    for fold, shape in enumerate(shapes, start=-1):
+    """Rows whitened without their own fold, (n, D), written to `out`, which may be x itself; not rows in no fold."""
+    for fold, shape in enumerate(shapes[1:]):
         matrix, rows = shape.whitening.astype(x.dtype), np.flatnonzero(folds == fold)
         for block in slices(rows.size, x.shape[1]):
             out[rows[block]] = x[rows[block]] @ matrix
