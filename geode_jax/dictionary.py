@@ -56,7 +56,9 @@ def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: l
     """A forest's dictionaries of all rows, from each tree's first group; nodes keep at most `max_ranks` directions."""
     arrays: tuple[np.ndarray, np.ndarray] | None = None
     ranks = []
-    for number, (found, most) in enumerate(zip(trees, max_ranks, strict=True)):
+    learned = iter(trees)
+    for number, most in enumerate(max_ranks):
+        found = next(learned)
         if arrays is None:  # written where they stay: with many features these are as large as the data
             shape = len(partitions), *found.bases.shape[1:]
             arrays = aligned_zeros(shape[:-1], found.bases.dtype), aligned_zeros(shape, found.bases.dtype)
@@ -64,6 +66,7 @@ def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: l
         has_direction = np.arange(found.bases.shape[3]) < ranks[-1][:, None, None]
         arrays[0][number] = found.centres[0]
         np.multiply(found.bases[0], has_direction, out=arrays[1][number])
+        del found  # before the next is learned, which zip would hold it beyond
     assert arrays is not None
     return Dictionary(
         tree=trees_from_masks(np.stack([partition.is_present for partition in partitions])),

@@ -20,6 +20,7 @@ from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition, default_depth, partition_rows, route_rows
 from geode_jax.build.row_space import row_coordinates
 from geode_jax.build.span import (
+    LARGEST_SPAN,
     choose_span,
     learn_dictionaries,
     learn_span,
@@ -242,7 +243,8 @@ def test_work_by_blocks_leaves_nothing_out(shape, monkeypatch):
         own = learn_subspaces(x, cells, 3, folds, 0, 2.0)
         within = learn_subspaces_in_span(x, span, cells, 3, folds, 0, 2.0)
         outer = [bases @ np.swapaxes(bases, -1, -2) for bases in (span.bases, own.bases, within.bases)]
-        return [frame.shift, frame.scale, x, ranks, own.centres, within.centres, *outer]
+        found = evidence.statistics_at(x, np.arange(1, shape[0]), folds, own, np.arange(3))
+        return [frame.shift, frame.scale, x, ranks, own.centres, within.centres, *outer, *found]
 
     whole = learn()
     monkeypatch.setattr(blocks, "BLOCK_NUMBERS", 4 * min(shape))
@@ -427,6 +429,13 @@ def _clusters(n=400, features=40, seed=0):
     signal = 2 * rng.normal(size=(8, features))[cluster]
     signal = signal + np.einsum("nDm,nm->nD", directions[cluster], rng.normal(size=(n, 3)))
     return (signal + 0.05 * rng.normal(size=(n, features))).astype(np.float32)
+
+
+def test_a_span_has_the_leading_directions_that_are_asked_for():
+    x = np.random.default_rng(0).normal(size=(440, 450)).astype(np.float32)
+    few, many = (learn_span(x, None, 0, max_rank=rank) for rank in (5, LARGEST_SPAN + 20))
+    assert many.bases.shape == (1, 450, LARGEST_SPAN + 20)
+    np.testing.assert_allclose(np.abs(np.diag(few.bases[0].T @ many.bases[0])), 1.0, atol=1e-4)
 
 
 @pytest.mark.parametrize("with_folds", [True, False])

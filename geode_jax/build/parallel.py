@@ -7,9 +7,10 @@ SciPy's own pools wait for each other besides. So every core takes an item of it
 import functools
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from joblib import Parallel, delayed
+from joblib import cpu_count
 from threadpoolctl import ThreadpoolController
 
 Item = TypeVar("Item")
@@ -39,5 +40,6 @@ def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Resu
         finally:
             _here.is_worker = False
 
-    with _controller().limit(limits=1, user_api="blas"):
-        return Parallel(n_jobs=-1, backend="threading")(delayed(work)(item) for item in items)
+    # not joblib's Parallel, which takes ten times as long to start: a fit makes hundreds of these calls
+    with _controller().limit(limits=1, user_api="blas"), ThreadPoolExecutor(min(cpu_count(), len(items))) as pool:
+        return list(pool.map(work, items))
