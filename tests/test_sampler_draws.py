@@ -342,7 +342,7 @@ def smallest_p_value(block, dtype):
     return p_values.min() * p_values.size
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("block", CHECKS)
 def test_draws_follow_the_conditional(block, dtype):
     assert smallest_p_value(block, dtype) > LEVEL
