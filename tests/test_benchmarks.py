@@ -379,6 +379,20 @@ def test_memory(noise_shape):
 
 
 @pytest.mark.slow
+def test_memory_of_wide_data():
+    """Beside the dictionaries, which are larger than the data, there is never a second set of them."""
+    x = candidates.curved_rows(300, 6000)
+    settings = DictionarySettings(num_trees=16, max_rank=10, depth=3, shared_span=None)
+    tracemalloc.start()
+    forest = learn_forest(jax.random.key(0), x, dictionary=settings)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    kept = forest.dictionary.bases.nbytes
+    assert kept > 7 * x.nbytes
+    assert peak < 2 * kept
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_benchmark():
     # in a process of its own: what other threads give back to the system meanwhile would hide part of it
