@@ -5,6 +5,7 @@ SciPy's own pools wait for each other besides. So every core takes an item of it
 """
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,16 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+@functools.cache
+def _pool(process: int, num_threads: int) -> ThreadPoolExecutor:
+    """The threads of this process, which a fork of it has not.
+
+    They stay, as a fit makes hundreds of calls. And malloc has an arena for every thread, and until one that ended has
+    given its own back, a new one for the next: with new threads in every call these held several times the data.
+    """
+    return ThreadPoolExecutor(num_threads, thread_name_prefix=f"geode_jax-{process}")
+
+
 def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """``[function(item) for item in items]``, each on one thread; the innermost of nested calls runs in order.
 
@@ -40,6 +51,5 @@ def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Resu
         finally:
             _here.is_worker = False
 
-    # not joblib's Parallel, which takes ten times as long to start: a fit makes hundreds of these calls
-    with _controller().limit(limits=1, user_api="blas"), ThreadPoolExecutor(min(cpu_count(), len(items))) as pool:
-        return list(pool.map(work, items))
+    with _controller().limit(limits=1, user_api="blas"):
+        return list(_pool(os.getpid(), cpu_count()).map(work, items))
