@@ -1,5 +1,8 @@
 """Stage one: the graph, the partition, the subspaces, the noise scales."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -621,3 +624,19 @@ def test_each_in_parallel():
     with pytest.raises(ZeroDivisionError):
         each(lambda item: 1 / item, [1, 0, 2])
     assert threadpool_info() == outer
+    again = each(work, range(20))
+    assert {thread for _, _, thread in again} == {thread for _, _, thread in found}  # they stay
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_has_threads_of_its_own():
+    code = """
+import os, sys
+from geode_jax.build.parallel import each
+each(float, range(9))
+child = os.fork()
+if child == 0:
+    os._exit(each(float, range(9)) != list(range(9)))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
