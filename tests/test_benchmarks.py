@@ -303,7 +303,8 @@ def test_features_time():
 
 @pytest.mark.slow
 def test_inclusion():
-    assert [row["method"] for row in inclusion.main(["--quick"])] == ["default", "published"]
+    methods = [row["method"] for row in inclusion.main(["--quick"])]
+    assert methods == ["default", "default, no span", "published"]
 
 
 def test_figures(tmp_path, monkeypatch):
