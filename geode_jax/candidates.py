@@ -104,23 +104,24 @@ def _lay_out(node: np.ndarray, num_nodes: int, num_groups: int) -> _Layout:
     size = num_rows // num_groups
     # a block more per node than full ones, and an empty one at the end
     num_blocks = -(-width * size // BLOCK) + num_nodes + 1
-    row = np.full((num_groups, num_blocks * BLOCK), -1)
+    row = np.full((num_groups, num_blocks * BLOCK), -1, np.int32)
     block_node = np.full((num_groups, num_blocks), num_nodes, np.int32)
     # a row has one candidate at least; places without a row score anything, empty ones of a row nothing
     position = np.where((node == num_nodes) & (node[0] < num_nodes), num_blocks * BLOCK - 1, 0).astype(np.int32)
     for group in range(num_groups):
         inside = slice(group * size, (group + 1) * size)
         flat = node[:, inside].ravel()
-        order = np.argsort(flat, kind="stable")
         count = np.bincount(flat, minlength=num_nodes + 1)[:num_nodes]
         blocks = -(-count // BLOCK)
         start = np.cumsum(blocks) - blocks
-        ordered = order[: count.sum()]  # pairs without a node come last
-        within = np.arange(ordered.size) - np.repeat(np.cumsum(count) - count, count)
-        place = np.repeat(start * BLOCK, count) + within
         block_node[group, : blocks.sum()] = np.repeat(np.arange(num_nodes), blocks)
-        row[group, place] = group * size + ordered % size
-        position[ordered // size, group * size + ordered % size] = place
+        # pairs by their nodes, those without one last and left out; as few and as short numbers as there can be
+        slot, member = np.divmod(np.argsort(flat, kind="stable")[: count.sum()].astype(np.int32), np.int32(size))
+        place = np.arange(member.size, dtype=np.int32)
+        place += np.repeat((start * BLOCK - np.cumsum(count) + count).astype(np.int32), count)
+        member += np.int32(group * size)
+        row[group, place] = member
+        position[slot, member] = place
     return _Layout(row, block_node, position)
 
 

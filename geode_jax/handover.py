@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax.build.candidates import find_candidates
+from geode_jax.build.heap import release_free_memory
 from geode_jax.candidates import AnyStatistics, Probe, candidate_statistics
 from geode_jax.completion import PARTIAL_CANDIDATES, without_folds
 from geode_jax.dictionary import Dictionary, freeze
@@ -35,11 +36,12 @@ def freeze_forest(
     if width >= num_nodes or rows.size == 0:
         return dictionary, _at_all_nodes(learned, rows, folds, num_places), None
     candidates = [_candidates(learned, number, rows, folds, is_observed) for number in trees]
-    statistics = candidate_statistics(learned.x, rows, folds, learned.subspaces, candidates, num_places)
     per_row = learned.x.itemsize * len(trees) * num_nodes * dictionary.max_rank
     num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
     sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
     probed = _at_all_nodes(learned, rows[sample], folds, num_probes)
+    release_free_memory()
+    statistics = candidate_statistics(learned.x, rows, folds, learned.subspaces, candidates, num_places)
     chosen = np.stack([nodes[sample] for nodes in candidates])
     is_candidate = np.swapaxes((chosen[..., None] == np.arange(num_nodes)).any(axis=2), 1, 2)
     return dictionary, statistics, Probe(probed.residual, probed.squared, jnp.asarray(is_candidate))

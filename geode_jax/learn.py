@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax.build.completed import Completed
-from geode_jax.build.evidence import LARGEST_SAMPLE, cross_fitted_evidence
+from geode_jax.build.evidence import LARGEST_SAMPLE, Evidence, cross_fitted_evidence
+from geode_jax.build.heap import release_free_memory
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import FeatureScales, learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, partition_rows, route_rows
@@ -73,6 +74,7 @@ def learn(
         may_lower_rank=may_lower_rank,
         may_have_shape=may_have_shape,
     )
+    release_free_memory()
     assert settings.max_rank is not None
     max_rank, parent_rows = settings.max_rank, settings.parent_rows or 0.0
     if shapes is not None:
@@ -88,7 +90,7 @@ def learn(
             lambda share: on_step(0.5 + 0.5 * share, "learning dictionaries"),
         )
         scales = scales * shapes[0].unit
-        return Learned(scales, settings, partitions, whiten(x, shapes, folds, out=x), found, None, shapes[0])
+        return Learned(scales, settings, partitions, whiten(x, shapes, folds), found, None, shapes[0])
     subspaces: list[Subspaces] = []
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         on_step(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
@@ -104,6 +106,7 @@ def _whole_dictionaries(
     rows = Completed(x, None)
     shared = None if span is None else learn_span(x, None, seeds[0], max_rank=span.bases.shape[2])
     for partition, seed in zip(partitions, seeds, strict=True):
+        release_free_memory()
         yield learn_dictionaries(rows, partition, max_rank, None, seed, parent_rows, shared)
 
 
@@ -201,6 +204,11 @@ def _choose(
     shared, parent_rows = settings.shared_span, settings.parent_rows or 0.0
     span, shapes, noise_shape, gain = None, None, settings.noise_shape, 0.0
     may_have_shape &= noise_shape is not None and num_features <= noise_shape.max_features
+    largest_rank = settings.max_rank
+
+    def rank_by(evidence: Evidence) -> int:
+        return evidence.needed_rank() if may_lower_rank else largest_rank
+
     if shared is not None and shared.rank is not None:
         span = learn_whole_span(completed, folds, seed, shared.rank)
         if span.bases.shape[2] == 0:  # too few rows for any direction
@@ -210,22 +218,26 @@ def _choose(
         own = learn_dictionaries(completed, partition, settings.max_rank, judging, seed, parent_rows)
         evidence = cross_fitted_evidence(x, partition, own, judging, is_observed, num_features)
         without = evidence.log_likelihood()
-        del own  # as large as the data where they are wide
+        needed_rank = rank_by(evidence)
+        del own, evidence  # may be as large as the data
         if shared is not None:
             found = choose_span(
                 completed, partition, settings.max_rank, judging, seed, without, parent_rows, is_observed, num_features
             )
             if found is not None:
-                span, evidence, gain = found
+                span, gain = found.span, found.gain
+                needed_rank = rank_by(found.evidence)
+            del found
         if may_have_shape:
+            release_free_memory()
             chosen = choose_shapes(x, partition, settings.max_rank, judging, seed, without, parent_rows)
             if chosen is not None and chosen.gain > gain:
                 covariances = chosen.covariances if judging is folds else learn_covariances(x, folds)
-                span, shapes, evidence = None, covariances.shapes(chosen.deviation), chosen.evidence
+                span, shapes = None, covariances.shapes(chosen.deviation)
+                needed_rank = rank_by(chosen.evidence)
         if span is not None and judging is not folds:
             span = learn_whole_span(completed, folds, seed, span.bases.shape[2])
-        if may_lower_rank:
-            settings = dataclasses.replace(settings, max_rank=evidence.needed_rank())
+        settings = dataclasses.replace(settings, max_rank=needed_rank)
     settings = dataclasses.replace(settings, shared_span=None, noise_shape=None if shapes is None else noise_shape)
     if span is None:
         return None, shapes, settings

@@ -29,6 +29,7 @@ LAYERS = {
     "math.seen": 2.1,
     "math.streaming": 2,
     "build.blocks": 1.9,
+    "build.heap": 1.9,
     "build.standardise": 2,
     "build.neighbours": 2,
     "build.partition": 2,

@@ -113,11 +113,25 @@ def cross_fitted_evidence(
 
     `num_features`: D, where x holds coordinates of rows in fewer dimensions.
     """
-    num_features = num_features or x.shape[1]
+    rows = judged_rows(folds)
+    seen = None if is_observed is None else is_observed[rows]
+    return evidence_of(_taken(x, rows), partition, subspaces, folds, seen, num_features)
+
+
+def evidence_of(
+    judged: np.ndarray,
+    partition: Partition,
+    subspaces: Subspaces,
+    folds: np.ndarray,
+    is_observed: np.ndarray | None = None,
+    num_features: int | None = None,
+) -> Evidence:
+    """:func:`cross_fitted_evidence` from the :func:`judged_rows` alone, (m, D), and their mask."""
     nodes = np.flatnonzero(partition.is_present)
-    if x.shape[0] > LARGEST_SAMPLE:  # deeper ones have too few rows of the sample to be judged by
+    if folds.size > LARGEST_SAMPLE:  # deeper ones have too few rows of the sample to be judged by
         nodes = nodes[_scale_of(nodes) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
-    return _fit(x, partition, subspaces, folds, is_observed, num_features, nodes)
+    rows, num_features = judged_rows(folds), num_features or judged.shape[1]
+    return _fit(judged, rows, partition, subspaces, folds[rows], is_observed, num_features, nodes)
 
 
 def is_clear(gain: np.ndarray) -> bool:
@@ -140,11 +154,20 @@ def fit_quick_mixture(
 ) -> QuickMixture:
     """The mixture alone; without `folds`, fitted to in-sample statistics."""
     nodes = np.flatnonzero(partition.is_present)
-    return _fit(x, partition, subspaces, folds, is_observed, x.shape[1], nodes).mixture
+    rows = sample_of(np.arange(x.shape[0])) if folds is None else judged_rows(folds)
+    own = None if folds is None else folds[rows]
+    seen = None if is_observed is None else is_observed[rows]
+    return _fit(_taken(x, rows), rows, partition, subspaces, own, seen, x.shape[1], nodes).mixture
+
+
+def _taken(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The rows of x, and no copy where these are all."""
+    return x if rows.size == x.shape[0] else x[rows]
 
 
 def _fit(
-    x: np.ndarray,
+    values: np.ndarray,
+    rows: np.ndarray,
     partition: Partition,
     subspaces: Subspaces,
     folds: np.ndarray | None,
@@ -152,19 +175,13 @@ def _fit(
     num_features: int,
     nodes: np.ndarray,
 ) -> Evidence:
-    rows = sample_of(np.arange(x.shape[0])) if folds is None else judged_rows(folds)
-    seen = None if is_observed is None else is_observed[rows]
-    residual, squared = statistics_at(x, rows, folds, subspaces, nodes, is_observed)
+    """`values` (m, D), their folds and mask are of the given `rows` of those that the partition is of."""
+    residual, squared = statistics_at(values, np.arange(rows.size), folds, subspaces, nodes, is_observed)
     ranks = subspaces.ranks[nodes]
     has_direction = np.arange(squared.shape[2]) < ranks[:, None]
-    is_member = np.zeros(x.shape[0], dtype=bool)
-    share = np.zeros((nodes.size, rows.size))
-    for index, node in enumerate(nodes):
-        is_member[partition.cells[node]] = True
-        share[index] = is_member[rows]
-        is_member[partition.cells[node]] = False
+    share = np.stack([np.isin(rows, partition.cells[node]) for node in nodes]).astype(np.float64)
     share /= share.sum(axis=0)
-    num_observed = np.full(rows.size, num_features) if seen is None else seen.sum(axis=1)
+    num_observed = np.full(rows.size, num_features) if is_observed is None else is_observed.sum(axis=1)
     for _ in range(NUM_STEPS):
         mixture = _maximise(nodes, share, residual, squared, has_direction, num_observed, num_features)
         share = special.softmax(mixture.log_densities(residual, squared, num_observed, num_features), axis=0)

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from geode_jax.build.blocks import slices
-from geode_jax.build.evidence import Evidence, cross_fitted_evidence, is_clear
+from geode_jax.build.evidence import Evidence, evidence_of, is_clear, judged_rows
 from geode_jax.build.noise import middle_cells
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
@@ -142,13 +142,13 @@ def learn_subspaces_in_shapes(
     return [join_groups(found) for found in parts]
 
 
-def whiten(x: np.ndarray, shapes: list[Shape], folds: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Rows whitened without their own fold, (n, D), written to `out`, which may be x itself; not rows in no fold."""
+def whiten(x: np.ndarray, shapes: list[Shape], folds: np.ndarray) -> np.ndarray:
+    """Rows of x, (n, D), whitened without their own fold where they lie; not rows in no fold."""
     for fold, shape in enumerate(shapes[1:]):
         matrix, rows = shape.whitening.astype(x.dtype), np.flatnonzero(folds == fold)
         for block in slices(rows.size, x.shape[1]):
-            out[rows[block]] = x[rows[block]] @ matrix
-    return out
+            x[rows[block]] = x[rows[block]] @ matrix
+    return x
 
 
 def deviation_off_subspaces(
@@ -224,7 +224,8 @@ def choose_shapes(
     deviation = deviation_off_subspaces(x, covariances, middle_cells(partition), rank, folds, seed)
     shapes = covariances.shapes(deviation)
     (found,) = learn_subspaces_in_shapes(x, shapes, [partition], max_rank, folds, [seed], parent_rows)
-    evidence = cross_fitted_evidence(whiten(x, shapes, folds, np.empty_like(x)), partition, found, folds)
+    rows = judged_rows(folds)
+    evidence = evidence_of(whiten(x[rows], shapes, folds[rows]), partition, found, folds)
     gain = evidence.log_likelihood() - num_features * np.log(shapes[0].unit) - without
     if not is_clear(gain) or gain.mean() < LEAST_GAIN * num_features:
         return None

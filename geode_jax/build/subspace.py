@@ -208,13 +208,15 @@ def _moments(x: np.ndarray, rows: np.ndarray, origin: np.ndarray) -> tuple[np.nd
 
 def _by_gram(x: np.ndarray, rows: np.ndarray, rank: int) -> LearnGroup:
     """Eigenvectors of the inner products of the rows, taken once for all folds."""
-    cell = x if rows.size == x.shape[0] else x[rows]
     tolerance = _Tolerance.of(x, rows)
-    origin = cell.mean(axis=0, dtype=np.float64)
+    origin = _mean(x, rows)
+    is_whole = rows.size == x.shape[0]
 
     def columns() -> Iterator[tuple[slice, np.ndarray]]:
-        """Centred features in float64, a few at a time."""
-        return ((some, cell[:, some] - origin[some]) for some in slices(cell.shape[1], cell.shape[0]))
+        """Centred features in float64, a few at a time: no copy of the rows is made."""
+        for some in slices(x.shape[1], rows.size):
+            part = x[:, some] if is_whole else x[:, some][rows]
+            yield some, part - origin[some]
 
     gram = sum(block @ block.T for _, block in columns())
 
@@ -237,13 +239,13 @@ def _by_gram(x: np.ndarray, rows: np.ndarray, rank: int) -> LearnGroup:
         weight = np.zeros((rows.size, own.shape[1]))
         weight[mask] = own - own.mean(axis=0)  # the rows' mean has no part in it
         basis = extra.T @ inherited
-        share, mean = mask / count, np.zeros(cell.shape[1])
+        share, mean = mask / count, np.zeros(x.shape[1])
         for some, block in columns():
             basis[some] += block.T @ weight
             mean[some] = share @ block
         basis /= singular[useful]
         basis = _orthonormal(basis) if useful.any() else basis
-        return origin + mean, Spectrum(basis, values[useful])
+        return origin + mean, Spectrum(basis.astype(x.dtype), values[useful])
 
     return learn
 
