@@ -26,7 +26,7 @@ from benchmarks.common import timed, write_result
 from benchmarks.tables import load, table
 from geode_jax.build.neighbours import EXACT_MAX_FEATURES, EXACT_MAX_ROWS, uses_exact_search
 
-SHAPES = ((60_000, 784), (600, 15_000), (1_000_000, 100))
+SHAPES = ((60_000, 784), (240_000, 784), (600, 15_000), (1_000_000, 100))
 
 
 class AnonymousPeak:
