@@ -13,9 +13,10 @@ import argparse
 import dataclasses
 import itertools
 import multiprocessing
-import resource
+import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,8 +36,10 @@ LARGE: dict[str, Any] = {"num_trees": 1, "max_rank": 20, "num_candidates": 16}
 
 
 def peak_gibibytes() -> float:
-    """The most memory that this process has had so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    """The most memory that this process has had so far; `ru_maxrss` would start at that of its parent. Linux only."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 2**20
 
 
 def sweeps(quick: bool) -> geode_jax.SamplerSettings:
