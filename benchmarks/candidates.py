@@ -12,18 +12,14 @@ An interrupted run goes on where it ended.
 import argparse
 import dataclasses
 import itertools
-import multiprocessing
-import re
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 import geode_jax
-from benchmarks.common import earlier_rows, load_mnist, timed, write_result
+from benchmarks.common import alone, earlier_rows, load_mnist, memory_bytes, timed, write_result
 from benchmarks.tables import load, table
 
 NUM_TRAIN, NUM_HELD_OUT = 10_000, 2000
@@ -37,9 +33,7 @@ LARGE: dict[str, Any] = {"num_trees": 1, "max_rank": 20, "num_candidates": 16}
 
 def peak_gibibytes() -> float:
     """The most memory that this process has had so far; `ru_maxrss` would start at that of its parent. Linux only."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 2**20
+    return memory_bytes("VmHWM") / 2**30
 
 
 def sweeps(quick: bool) -> geode_jax.SamplerSettings:
@@ -139,8 +133,7 @@ def more_and_more(sizes: list[int], depth: int, quick: bool, done: list[dict[str
     already = {row["rows"] for row in done if row["data"] == "curved"}
     for number in sizes:
         if number not in already:
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-                yield alone.submit(one_more, number, depth, quick).result()
+            yield alone(one_more, number, depth, quick)
 
 
 def tables() -> list[str]:

@@ -2,11 +2,14 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -80,6 +83,19 @@ def timed(times: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     times[name] = time.perf_counter() - start
+
+
+def memory_bytes(field: str) -> int:
+    """What /proc tells of this process's memory: RssAnon, VmHWM, ... Linux only."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result from a new process, whose memory is its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
 
 
 def best_seconds(call: Callable[[], Any]) -> float:

@@ -8,12 +8,9 @@ python -m benchmarks.memory [--quick] [--shapes N,D ...]
 """
 
 import argparse
-import multiprocessing
-import re
 import tempfile
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ import numpy as np
 
 import geode_jax
 from benchmarks.candidates import curved_rows
-from benchmarks.common import timed, write_result
+from benchmarks.common import alone, memory_bytes, timed, write_result
 from benchmarks.tables import load, table
 from geode_jax.build.neighbours import EXACT_MAX_FEATURES, EXACT_MAX_ROWS, uses_exact_search
 
@@ -33,7 +30,7 @@ class AnonymousPeak:
     """The largest anonymous memory of this process while a block runs, above that at its start, in bytes."""
 
     def __enter__(self) -> "AnonymousPeak":
-        self._start = self.peak = self._now()
+        self._start = self.peak = memory_bytes("RssAnon")
         self._done = threading.Event()
         self._watcher = threading.Thread(target=self._watch)
         self._watcher.start()
@@ -46,14 +43,8 @@ class AnonymousPeak:
 
     def _watch(self) -> None:
         while not self._done.is_set():
-            self.peak = max(self.peak, self._now())
+            self.peak = max(self.peak, memory_bytes("RssAnon"))
             time.sleep(0.005)
-
-    @staticmethod
-    def _now() -> int:
-        found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        assert found is not None
-        return 1024 * int(found[1])
 
 
 def measure(num_rows: int, num_features: int, settings: geode_jax.DictionarySettings) -> dict[str, Any]:
@@ -115,8 +106,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     rows = []
     for num_rows, num_features in [(2000, 60)] if options.quick else shapes:
         settings = geode_jax.DictionarySettings(num_trees=1, max_rank=20, depth=2 if options.quick else None)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-            rows.append(alone.submit(measure, num_rows, num_features, settings).result())
+        rows.append(alone(measure, num_rows, num_features, settings))
         print(rows[-1], flush=True)
         if not options.quick:
             write_result("memory", {"trees": 1}, rows)

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
+from geode_jax.build.blocks import taken
 from geode_jax.build.candidates import find_candidates
 from geode_jax.build.heap import release_free_memory
 from geode_jax.candidates import AnyStatistics, Probe, candidate_statistics
@@ -55,7 +56,7 @@ def _frozen(learned: Learned) -> Dictionary:
 
 
 def _at_all_nodes(learned: Learned, rows: np.ndarray, folds: np.ndarray | None, num_places: int) -> Statistics:
-    x = learned.x if rows.size == learned.x.shape[0] else learned.x[rows]
+    x = taken(learned.x, rows)
     own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
     num_nodes, rank = len(learned.partitions[0].cells), learned.subspaces[0].bases.shape[3]
     shape = len(learned.partitions), num_nodes, num_places, rank

@@ -1,10 +1,12 @@
 """Stage one: the graph, the partition, the subspaces, the noise scales."""
 
 import os
+import platform
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -640,3 +642,18 @@ if child == 0:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other mallocs have nothing to give back")
+def test_free_memory_goes_back():
+    code = """
+import numpy as np
+from benchmarks.common import memory_bytes
+from geode_jax.build.heap import release_free_memory
+arrays = [np.ones(12_000) for _ in range(1000)]  # too small for a mapping of their own: 92 MiB on the heap
+del arrays[:-1]  # the last one holds the heap's end
+before = memory_bytes("RssAnon")
+release_free_memory()
+assert before - memory_bytes("RssAnon") > 2**26
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parent.parent)

@@ -11,6 +11,7 @@ from conftest import SAMPLER
 
 import geode_jax
 from geode_jax import learn
+from geode_jax.build import evidence
 from geode_jax.build.partition import Partition
 from geode_jax.build.shape import (
     choose_shapes,
@@ -100,6 +101,19 @@ def test_a_direction_without_spread_keeps_a_floor(smooth, folds):
     shape = covariances.shapes(deviation_off_subspaces(rows, covariances, CELLS, 2, folds, 0))[0]
     assert shape.deviation.min() > 0.01 * shape.deviation.mean()
     assert np.linalg.slogdet(shape.root)[1] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_sample_that_judges_is_whitened_as_its_rows_are(smooth, folds, monkeypatch):
+    monkeypatch.setattr(evidence, "LARGEST_SAMPLE", 50)
+    chosen = choose_shapes(smooth, CELLS, 3, folds, 0, np.full(50, -1e6))
+    shapes = chosen.covariances.shapes(chosen.deviation)
+    (found,) = learn_subspaces_in_shapes(smooth, shapes, [CELLS], 3, folds, [0])
+    rows = evidence.judged_rows(folds)
+    whole = whiten(smooth.copy(), shapes, folds)
+    expected = evidence.statistics_at(whole, rows, folds, found, np.arange(1))
+    assert rows.size == 50
+    np.testing.assert_allclose(chosen.evidence.residual, expected[0], rtol=1e-3)
+    np.testing.assert_allclose(chosen.evidence.squared, expected[1], rtol=1e-3, atol=1e-4)
 
 
 def test_rows_are_whitened_without_their_own_fold(smooth, folds, shapes):

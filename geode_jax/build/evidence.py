@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from geode_jax.build.blocks import slices
+from geode_jax.build.blocks import slices, taken
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces
@@ -115,7 +115,7 @@ def cross_fitted_evidence(
     """
     rows = judged_rows(folds)
     seen = None if is_observed is None else is_observed[rows]
-    return evidence_of(_taken(x, rows), partition, subspaces, folds, seen, num_features)
+    return evidence_of(taken(x, rows), partition, subspaces, folds, seen, num_features)
 
 
 def evidence_of(
@@ -157,12 +157,7 @@ def fit_quick_mixture(
     rows = sample_of(np.arange(x.shape[0])) if folds is None else judged_rows(folds)
     own = None if folds is None else folds[rows]
     seen = None if is_observed is None else is_observed[rows]
-    return _fit(_taken(x, rows), rows, partition, subspaces, own, seen, x.shape[1], nodes).mixture
-
-
-def _taken(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The rows of x, and no copy where these are all."""
-    return x if rows.size == x.shape[0] else x[rows]
+    return _fit(taken(x, rows), rows, partition, subspaces, own, seen, x.shape[1], nodes).mixture
 
 
 def _fit(

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import linalg
 from sklearn.utils.extmath import randomized_svd
 
-from geode_jax.build.blocks import slices
+from geode_jax.build.blocks import slices, taken
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 
@@ -210,13 +210,11 @@ def _by_gram(x: np.ndarray, rows: np.ndarray, rank: int) -> LearnGroup:
     """Eigenvectors of the inner products of the rows, taken once for all folds."""
     tolerance = _Tolerance.of(x, rows)
     origin = _mean(x, rows)
-    is_whole = rows.size == x.shape[0]
 
     def columns() -> Iterator[tuple[slice, np.ndarray]]:
         """Centred features in float64, a few at a time: no copy of the rows is made."""
         for some in slices(x.shape[1], rows.size):
-            part = x[:, some] if is_whole else x[:, some][rows]
-            yield some, part - origin[some]
+            yield some, taken(x[:, some], rows) - origin[some]
 
     gram = sum(block @ block.T for _, block in columns())
 
