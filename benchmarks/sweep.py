@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.common import best_seconds, write_result
 from benchmarks.tables import load
 from geode_jax._typing import Array
+from geode_jax.compilation import quickly_compiled
 from geode_jax.gibbs import allocation, noise, rank, scales, shrinkage, weights
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
 from geode_jax.gibbs.sweep import Problem
@@ -69,10 +70,10 @@ def blocks() -> dict[str, Callable[[Array, Chain, Problem], Any]]:
         "u": lambda key, chain, problem: scales.move(key, chain.state, chain.sums, problem.tree, problem.shrinkage),
         "tau": lambda key, chain, problem: shrinkage.move(key, chain.state, problem.prior),
         "tail": lambda key, chain, problem: shrinkage.renew(key, chain.state, chain.sums, problem.tree, problem.prior),
-        "sigma": lambda key, chain, problem: noise.draw(
+        "sigma": lambda key, chain, problem: noise.move(
             key, chain.state, chain.sums, problem.tree, problem.prior, problem.num_features
         ),
-        "weights": lambda key, chain, problem: weights.draw(key, chain.state, chain.sums, problem.tree, problem.prior),
+        "weights": lambda key, chain, problem: weights.move(key, chain.state, chain.sums, problem.tree, problem.prior),
         "ranks": lambda key, chain, problem: (
             rank.adapt(key, chain.state, problem.is_available, jnp.asarray(100), adaptation)[:2],
             rank.draw_dimension(key, chain.sums, chain.state.log_sigma2, problem.is_available, problem.tree),
@@ -103,9 +104,9 @@ def seconds_of(block: Callable[[Array, Chain, Problem], Any], chain: Chain, prob
 
 
 def sweep_seconds(chain: Chain, problem: Problem, repeats: int) -> float:
-    """Seconds of a whole step of the chain, as it is run."""
+    """Seconds of a whole step of the chain, compiled as it is where it is run."""
 
-    @jax.jit
+    @quickly_compiled
     def run(chain: Chain, problem: Problem) -> tuple[Chain, Any]:
         def again(chain: Chain, index: Array) -> tuple[Chain, Any]:
             chain = step(jax.random.key(index), problem, jnp.asarray(10**6), RankAdaptation(), chain, index)

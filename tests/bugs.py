@@ -58,9 +58,9 @@ def _renewal_without_jacobian():
 
 
 def _forget_noise_prior():
-    original = noise.draw
+    original = noise.move
     flat = Prior(noise_shape=1e-3, noise_rate=1e-3)
-    return mock.patch.object(noise, "draw", lambda k, s, n, t, _, d: original(k, s, n, t, flat, d))
+    return mock.patch.object(noise, "move", lambda k, s, n, t, _, d: original(k, s, n, t, flat, d))
 
 
 def _forget_stopped_rows():
@@ -86,8 +86,8 @@ def _stale_sums():
 
 def _constant_key():
     """sigma2 always draws with the same key."""
-    original = noise.draw
-    return mock.patch.object(noise, "draw", lambda key, *rest: original(jax.random.key(0), *rest))
+    original = noise.move
+    return mock.patch.object(noise, "move", lambda key, *rest: original(jax.random.key(0), *rest))
 
 
 def _membership_without_weights():
@@ -104,8 +104,8 @@ def _half_quadratic():
     original = scales._gamma_parameters
 
     def wrong(state, sums, tree, settings):
-        shape, rate = original(state, sums, tree, settings)
-        return shape, 1.0 + 2.0 * (rate - 1.0)
+        *shape, rate = original(state, sums, tree, settings)
+        return *shape, 1.0 + 2.0 * (rate - 1.0)
 
     return mock.patch.object(scales, "_gamma_parameters", wrong)
 
@@ -144,13 +144,13 @@ def _concentration_without_prior():
 
 def _concentration_ignored():
     """S drawn with a_S = 1 whatever it is."""
-    original = weights.draw
+    original = weights.move
 
     def wrong(key, state, sums, tree, prior):
         flat = eqx.tree_at(lambda it: it.log_stop_concentration, state, jnp.zeros_like(state.log_stop_concentration))
         return original(key, flat, sums, tree, prior)
 
-    return mock.patch.object(weights, "draw", wrong)
+    return mock.patch.object(weights, "move", wrong)
 
 
 def _missing_noise_without_rest():

@@ -385,7 +385,7 @@ def test_non_finite_sampling_is_reported(data, monkeypatch):
     def broken(key, state, sums, *rest):
         return jnp.full_like(state.log_sigma2, jnp.nan)
 
-    monkeypatch.setattr("geode_jax.gibbs.noise.draw", broken)
+    monkeypatch.setattr("geode_jax.gibbs.noise.move", broken)
     with warnings.catch_warnings(), pytest.raises(FloatingPointError, match="log joint became non-finite"):
         geode_jax.fit(jax.random.key(0), data[:71], dictionary=DICTIONARY, sampler=SAMPLER)
 

@@ -25,6 +25,7 @@ LAYERS = {
     "checkpoint": 1.6,
     "math.log_concave": 2,
     "math.truncated": 2.1,
+    "math.conjugate": 2.2,
     "math.lowrank": 2,
     "math.seen": 2.1,
     "math.streaming": 2,

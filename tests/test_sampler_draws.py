@@ -106,6 +106,21 @@ def _move_tau(key, problem, state, sums):
     return eqx.tree_at(lambda it: it.tau_excess, state, shrinkage.move(key, state, problem.prior))
 
 
+def _move_noise(key, problem, state, sums):
+    moved = noise.move(key, state, sums, problem.tree, problem.prior, problem.num_features)
+    return eqx.tree_at(lambda it: it.log_sigma2, state, moved)
+
+
+def _move_weights(key, problem, state, sums):
+    moved = weights.move(key, state, sums, problem.tree, problem.prior)
+    return eqx.tree_at(lambda it: (it.logit_stop, it.logit_right), state, moved)
+
+
+def _move_concentration(key, problem, state, sums):
+    moved = weights.move_concentration(key, state, problem.tree, problem.prior)
+    return eqx.tree_at(lambda it: it.log_stop_concentration, state, moved)
+
+
 def _renew(key, problem, state, sums):
     renewed = shrinkage.renew(key, state, sums, problem.tree, problem.prior)
     return eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), state, renewed)
@@ -204,7 +219,7 @@ def _delta_p_values(dtype, draw, log_density):
 
 
 def _noise(dtype):
-    draws = _draws(dtype, lambda k, p, s, sums: noise.draw(k, s, sums, p.tree, p.prior, p.num_features))
+    draws = _draws(dtype, lambda *arguments: _repeated(_move_noise, 12)(*arguments).log_sigma2)
     return [
         _p_value(
             draws[:, scale],
@@ -218,7 +233,8 @@ def _noise(dtype):
 
 
 def _weights(dtype):
-    stop, right = _draws(dtype, lambda k, p, s, sums: weights.draw(k, s, sums, p.tree, p.prior))
+    moved = _draws(dtype, _repeated(_move_weights, 12))
+    stop, right = moved.logit_stop, moved.logit_right
     internal = np.flatnonzero(_setting(dtype)[0].tree.is_internal)
 
     def measure(v):
@@ -233,7 +249,7 @@ def _weights(dtype):
 
 
 def _concentration(dtype):
-    draws = _draws(dtype, lambda k, p, s, sums: weights.draw_concentration(k, s, p.tree, p.prior))
+    draws = _draws(dtype, lambda *arguments: _repeated(_move_concentration, 12)(*arguments).log_stop_concentration)
     return [
         _p_value(
             draws,

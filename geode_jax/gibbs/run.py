@@ -66,7 +66,7 @@ def _segment(
     over_chains = jax.vmap(one_chain, in_axes=(0, 0, None))
     if mesh is None:
         return jax.vmap(over_chains)(keys, chains, problems)
-    # by hand over trees and chains: left to the compiler, their rejection loops would wait for each other
+    # by hand over trees and chains: left to the compiler, rejection loops (of partial rows) would wait for each other
     apart = jax.shard_map(
         jax.vmap(over_chains),
         mesh=mesh,

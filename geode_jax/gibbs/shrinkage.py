@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geode_jax._typing import Array, Bool, Float, KeyArray
-from geode_jax.math.log_concave import Target, move_log_concave
+from geode_jax.math.log_concave import Target, in_lanes, move_log_concave, out_of_lanes
 from geode_jax.math.truncated import log_lower_gamma_at_one, normaliser_correction
 from geode_jax.settings import Prior
 from geode_jax.state import NodeSums, State, half_count_and_rate, running_sum
@@ -88,9 +88,8 @@ def move(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
     Places are those among the node's active directions. Nine in ten of these Metropolis steps are taken.
     """
     num_nodes, max_rank = state.is_active.shape
-    # even places, then odd ones, together more than there are directions; full vectors of a processor, as the few
-    # numbers that are left over in every row would take as long as the rest
-    half = -(-(max_rank // 2 + 1) // 8) * 8
+    # even places, then odd ones, together more than there are directions
+    half = max_rank // 2 + 1
     place = jnp.cumsum(state.is_active, axis=-1) - 1
     slot = jnp.where(state.is_active, place % 2 * half + place // 2, 2 * half)
     at = (jnp.arange(num_nodes)[:, None], slot)
@@ -127,11 +126,12 @@ def _move_half(
 ) -> tuple[Float[Array, "K h"], Float[Array, "K h"]]:
     """New log tau of every second direction and of those after them; `before` is log delta of those before them."""
     span = own + after
-    target, mode = _delta_target(before, half.log_neg_log_u, span, half.is_followed, prior.tau_rate)
+    lane, base, log_neg_log_u, total, is_followed = in_lanes(own, before, half.log_neg_log_u, span, half.is_followed)
+    target, mode = _delta_target(base, log_neg_log_u, total, is_followed, prior.tau_rate)
     moved = mode + move_log_concave(
-        half.key, own - mode, target, log_factor=lambda z: normaliser_correction(before + jnp.maximum(mode + z, 0.0))
+        half.key, lane - mode, target, log_factor=lambda z: normaliser_correction(base + jnp.maximum(mode + z, 0.0))
     )
-    moved = jnp.clip(moved, 0.0, jnp.where(half.is_followed, span, jnp.inf))
+    moved = jnp.clip(out_of_lanes(moved, own), 0.0, jnp.where(half.is_followed, span, jnp.inf))
     return jnp.where(half.is_filled, moved, own), jnp.where(half.is_followed, span - moved, after)
 
 

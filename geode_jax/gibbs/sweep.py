@@ -43,14 +43,14 @@ def sweep(key: KeyArray, state: State, sums: NodeSums, problem: Problem) -> tupl
         tau_excess = shrinkage.move(key_tau, state, prior)
     else:
         tau_excess = shrinkage.draw_published(key_tau, state, prior)
-    log_sigma2 = noise.draw(key_noise, state, sums, tree, prior, num_features)
-    logit_stop, logit_right = weights.draw(key_weights, state, sums, tree, prior)
+    log_sigma2 = noise.move(key_noise, state, sums, tree, prior, num_features)
+    logit_stop, logit_right = weights.move(key_weights, state, sums, tree, prior)
     state = eqx.tree_at(
         lambda it: (it.tau_excess, it.log_sigma2, it.logit_stop, it.logit_right),
         state,
         (tau_excess, log_sigma2, logit_stop, logit_right),
     )
-    log_stop_concentration = weights.draw_concentration(key_concentration, state, tree, prior)
+    log_stop_concentration = weights.move_concentration(key_concentration, state, tree, prior)
     state = eqx.tree_at(lambda it: it.log_stop_concentration, state, log_stop_concentration)
     draw_node = allocation.draw if isinstance(problem.membership, DirectMembership) else allocation.draw_sliced
     node = draw_node(key_node, state, problem.statistics, tree, num_features)

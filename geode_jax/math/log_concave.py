@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Bool, Float, KeyArray
+from geode_jax._typing import Array, Bool, Float, KeyArray, Shaped
 
 Potential = Callable[[Array], tuple[Array, Array]]
 # Below this product of slope and width a piece is flat to within rounding.
 _FLAT = 1e-5
+# Numbers that a processor works on at once (AVX-512, float32); what is left over in a row takes as long as many rows.
+_VECTOR = 16
 
 
 class Target(NamedTuple):
@@ -31,6 +33,20 @@ class Target(NamedTuple):
     points: tuple[Array, Array, Array]
     lower: Array
     upper: Array
+
+
+def in_lanes(*arrays: Array) -> list[Shaped[Array, "lanes"]]:
+    """Arrays of one shape, each as a single row that full vectors fill: ones stand in the lanes left over.
+
+    They should be cheap to find: compilers work them out one by one where they write the row.
+    """
+    spare = -arrays[0].size % _VECTOR
+    return [jnp.pad(array.ravel(), (0, spare), constant_values=1) for array in arrays]
+
+
+def out_of_lanes(lanes: Shaped[Array, "lanes"], like: Array) -> Array:
+    """What :func:`in_lanes` made a row of."""
+    return lanes[: like.size].reshape(like.shape)
 
 
 class _Piece(NamedTuple):

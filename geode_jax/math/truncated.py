@@ -51,7 +51,7 @@ def _target(log_shape: Float[Array, "..."], rate: Float[Array, "..."]) -> tuple[
     curvature = jnp.minimum(shape, rate)
 
     def potential(y: Array) -> tuple[Array, Array]:
-        return slope * y + curvature * _exp_remainder(y), slope - curvature * jnp.expm1(-y)
+        return slope * y + curvature * exp_remainder(y), slope - curvature * jnp.expm1(-y)
 
     root = jnp.sqrt(2.0 * curvature)
     right = 2.0 / (slope + jnp.hypot(slope, root))
@@ -64,7 +64,7 @@ def _log_of(offset: Array, y: Array) -> Array:
     return jnp.log(jnp.maximum(offset + y, jnp.finfo(y.dtype).tiny))
 
 
-def _exp_remainder(y: Array) -> Array:
+def exp_remainder(y: Array) -> Array:
     """``exp(-y) - 1 + y`` with full relative precision: a series near 0, where the terms cancel."""
     num_terms = 14 if y.dtype == jnp.float64 else 8
     small = jnp.clip(y, -0.5, 0.5)
