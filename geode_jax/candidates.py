@@ -15,9 +15,9 @@ import numpy as np
 
 from geode_jax._typing import Array, Bool, Float, Int, Shaped
 from geode_jax.build.evidence import statistics_at_node
+from geode_jax.build.heap import aligned_zeros
 from geode_jax.build.parallel import each
 from geode_jax.build.subspace import Subspaces
-from geode_jax.dictionary import aligned_zeros
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.statistics import Statistics
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._typing import Array, Bool, Float, Int
+from geode_jax.build.heap import aligned_zeros
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import Subspaces
 from geode_jax.math.lowrank import HIGHEST
@@ -59,7 +60,9 @@ def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: l
     learned = iter(trees)
     for number, most in enumerate(max_ranks):
         found = next(learned)
-        if arrays is None:  # written where they stay: with many features these are as large as the data
+        if arrays is None and len(partitions) == found.bases.shape[0] == 1:
+            arrays = found.centres, found.bases  # with many features these are as large as the data
+        elif arrays is None:
             shape = len(partitions), *found.bases.shape[1:]
             arrays = aligned_zeros(shape[:-1], found.bases.dtype), aligned_zeros(shape, found.bases.dtype)
         ranks.append(np.minimum(found.ranks, most))
@@ -68,17 +71,10 @@ def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: l
         np.multiply(found.bases[0], has_direction, out=arrays[1][number])
         del found  # before the next is learned, which zip would hold it beyond
     assert arrays is not None
+    next(learned, None)  # at its end it lets go of what it learned from
     return Dictionary(
         tree=trees_from_masks(np.stack([partition.is_present for partition in partitions])),
         centres=jax.device_put(arrays[0]),
         bases=jax.device_put(arrays[1]),
         ranks=jnp.asarray(np.stack(ranks)),
     )
-
-
-def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that a CPU's device takes over without a copy: they begin at a multiple of 64 bytes."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.zeros(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)

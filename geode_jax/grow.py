@@ -127,8 +127,8 @@ def grow_forest(
     # how many nodes fit depends on the rank that is found
     resolved = dataclasses.replace(resolved, num_candidates=settings.num_candidates)
     frame = learn_frame(data)
-    x = to_model(data, frame, dtype)
-    return grow_in_frame(key, x, frame, resolved, on_step, may_lower_rank=settings.max_rank is None)
+    may_lower_rank = settings.max_rank is None
+    return grow_in_frame(key, to_model(data, frame, dtype), frame, resolved, on_step, may_lower_rank=may_lower_rank)
 
 
 def grow_in_frame(
@@ -142,12 +142,14 @@ def grow_in_frame(
 ) -> Forest:
     """The forest of rows in model coordinates, with settings that leave nothing but candidates to the data's shape.
 
-    `x` is the fit's own copy, and is divided by the units and noise scales of the features where it lies.
+    `x` is the fit's own copy, and is divided by the units and noise scales of the features where it lies. It is let go
+    where wide data need it no longer, if the caller does not hold it.
 
     `num_places`: places for complete rows, at least their number, where several forests are to share a program.
     `may_lower_rank`: nodes get no more directions than the rows tell of, at most `settings.max_rank`.
     """
     make_room()
+    num_rows = x.shape[0]
     is_observed = ~np.isnan(x) if any(np.isnan(x[rows]).any() for rows in slices(*x.shape)) else None
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
     seeds = [int(seed) for seed in rng.integers(2**31, size=settings.num_trees)]
@@ -155,7 +157,7 @@ def grow_in_frame(
     frame = divide_by_units(x, frame, settings, seeds[0])
     folds = None
     if settings.cross_fit is not None:
-        folds = assign_folds(x.shape[0], settings.cross_fit.num_folds, rng)
+        folds = assign_folds(num_rows, settings.cross_fit.num_folds, rng)
     if is_observed is None:
         learned = learn(Completed(x, None), None, settings, folds, seeds, on_step, may_lower_rank=may_lower_rank)
         rows = None
@@ -173,7 +175,8 @@ def grow_in_frame(
         completed = complete(x, is_observed, settings, folds, seeds, on_fill, may_lower_rank=may_lower_rank)
         learned = learn(completed, is_observed, settings, folds, seeds, on_learn, may_lower_rank=may_lower_rank)
         rows = partial_rows(learned, is_observed, folds)
-    learned = learned._replace(settings=_with_candidates(learned.settings, x.shape[0]))
+    del x
+    learned = learned._replace(settings=_with_candidates(learned.settings, num_rows))
     on_step(1.0, "learned dictionaries")
     dictionary, statistics, probe = freeze_forest(learned, is_observed, folds, num_places)
     return Forest(

@@ -5,11 +5,14 @@ rows in R^D it costs n coordinates instead of D, after one QR decomposition.
 """
 
 import numpy as np
+from scipy.linalg import lapack
 
 # Worth its decomposition where there are this many times as many features as rows.
 WORTH_RATIO = 2
-# Features at a time, for each row.
-BLOCK_RATIO = 4
+# Features are taken in so many parts: in float64 a part is an eighth of float32 rows.
+NUM_PARTS = 16
+# Columns that LAPACK eliminates together.
+PANEL = 64
 
 
 def is_worth(num_rows: int, num_features: int) -> bool:
@@ -20,13 +23,15 @@ def is_worth(num_rows: int, num_features: int) -> bool:
 def row_coordinates(x: np.ndarray) -> np.ndarray:
     """Coordinates (n, n) of the rows of x, (n, D) with D >= n, about their mean: all distances are as they were.
 
-    The triangle of a QR decomposition of the features, some at a time under the triangle of those before: no copy of
-    the rows is made.
+    The triangle of a QR decomposition of the features, some at a time under the triangle of those before, where it
+    lies: no copy of the rows is made.
     """
     num_rows, num_features = x.shape
-    triangle = np.zeros((0, num_rows), x.dtype)
-    for start in range(0, num_features, BLOCK_RATIO * num_rows):
-        block = x[:, start : start + BLOCK_RATIO * num_rows]
-        centred = block - block.mean(axis=0, dtype=np.float64).astype(x.dtype)
-        triangle = np.asarray(np.linalg.qr(np.concatenate([triangle, centred.T]), mode="r"))
-    return triangle.T.copy()
+    triangle = np.zeros((num_rows, num_rows), order="F")
+    size = max(PANEL, -(-num_features // NUM_PARTS))
+    for start in range(0, num_features, size):
+        part = np.asfortranarray(x[:, start : start + size].T, dtype=np.float64)
+        part -= part.mean(axis=1, keepdims=True)
+        panel = min(PANEL, num_rows)
+        triangle = lapack.dtpqrt(0, panel, triangle, part, overwrite_a=True, overwrite_b=True)[0]
+    return triangle.T.astype(x.dtype)

@@ -12,6 +12,7 @@ import numpy as np
 from geode_jax.build.blocks import slices
 from geode_jax.build.completed import Completed
 from geode_jax.build.evidence import Evidence, cross_fitted_evidence, is_clear
+from geode_jax.build.heap import aligned_zeros
 from geode_jax.build.partition import Partition
 from geode_jax.build.subspace import LeftOut, Subspaces, each_fold, join_groups, kept_rows, learn_subspaces
 
@@ -104,8 +105,8 @@ def learn_subspaces_in_span(
     left_out = each_fold(folds) if left_out is None else left_out
     num_groups, num_features, rank = span.bases.shape
     num_nodes, num_directions = len(partition.cells), min(max_rank, rank)
-    centres = np.zeros((num_groups, num_nodes, num_features), dtype=x.dtype)
-    bases = np.zeros((num_groups, num_nodes, num_features, num_directions), dtype=x.dtype)
+    centres = aligned_zeros((num_groups, num_nodes, num_features), x.dtype)
+    bases = aligned_zeros((num_groups, num_nodes, num_features, num_directions), x.dtype)
     ranks = np.full((num_groups, num_nodes), 0, dtype=np.int32)
     for group, (centre, basis, without) in enumerate(zip(span.centres, span.bases, left_out, strict=True)):
         coordinates = _coordinates(x, centre, basis)
@@ -114,9 +115,7 @@ def learn_subspaces_in_span(
         found = learn_subspaces(coordinates, Partition(partition.depth, cells), num_directions, None, seed, parent_rows)
         present = np.flatnonzero(partition.is_present)
         centres[group, present] = centre + found.centres[0, present] @ basis.T
-        for (
-            node
-        ) in present:  # where there are many features all nodes at once would be another copy of the largest array
+        for node in present:  # all at once would be another copy of the largest array
             np.matmul(basis, found.bases[0, node], out=bases[group, node])
         ranks[group] = found.ranks
     smallest = ranks.min(axis=0)

@@ -13,6 +13,7 @@ from scipy import linalg
 from sklearn.utils.extmath import randomized_svd
 
 from geode_jax.build.blocks import slices, taken
+from geode_jax.build.heap import aligned_zeros
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
 
@@ -91,8 +92,8 @@ def learn_subspaces(
     left_out = each_fold(folds) if left_out is None else left_out
     num_groups = len(left_out)
     num_nodes, num_features = len(partition.cells), x.shape[1]
-    centres = np.zeros((num_groups, num_nodes, num_features), dtype=x.dtype)
-    bases = np.zeros((num_groups, num_nodes, num_features, max_rank), dtype=x.dtype)
+    centres = aligned_zeros((num_groups, num_nodes, num_features), x.dtype)
+    bases = aligned_zeros((num_groups, num_nodes, num_features, max_rank), x.dtype)
     ranks = np.zeros(num_nodes, dtype=np.int32)
     variances = np.zeros((num_groups, num_nodes, max_rank))
     # What the rows of a cell and of those it inherits from span. Beyond, directions are rounding, and in coordinates of
