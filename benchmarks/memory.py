@@ -2,7 +2,8 @@
 
 Peaks are of all memory that the process takes for itself (NumPy's, JAX's, BLAS's), above what it had before, without
 the file's own pages, which are never copied whole; Linux only. One tree; rows on a curved set of 5 dimensions, and
-noise. Every problem has a process of its own, which has compiled before all that it needs.
+noise. Every problem has a process of its own, which before has learned from a small one of its kind: imports, compiled
+programs, threads and BLAS's work space are there already.
 
 python -m benchmarks.memory [--quick] [--shapes N,D ...]
 """
@@ -22,6 +23,7 @@ from benchmarks.candidates import curved_rows
 from benchmarks.common import alone, memory_bytes, timed, write_result
 from benchmarks.tables import load, table
 from geode_jax.build.neighbours import EXACT_MAX_FEATURES, EXACT_MAX_ROWS, uses_exact_search
+from geode_jax.build.row_space import is_worth
 
 SHAPES = ((60_000, 784), (240_000, 784), (600, 15_000), (1_000_000, 100))
 
@@ -48,11 +50,13 @@ class AnonymousPeak:
 
 
 def measure(num_rows: int, num_features: int, settings: geode_jax.DictionarySettings) -> dict[str, Any]:
-    """One problem, after a small one for what is not the data's: imports, compilation, threads."""
-    small = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=2)
-    is_exact = uses_exact_search(num_rows, num_features)
-    shape = (2000, 60) if is_exact else (EXACT_MAX_ROWS + 1000, EXACT_MAX_FEATURES + 2)
-    geode_jax.learn_forest(jax.random.key(0), curved_rows(*shape, np.empty(shape, np.float32)), dictionary=small)
+    """One problem, after small ones for what is not the data's."""
+    shapes = [(300, 3000) if is_worth(num_rows, num_features) else (2000, 200)]
+    if not uses_exact_search(num_rows, num_features):
+        shapes.append((EXACT_MAX_ROWS + 1000, EXACT_MAX_FEATURES + 2))
+    for shape in shapes:
+        small = geode_jax.DictionarySettings(num_trees=1, max_rank=shape[1] // 10, depth=2)
+        geode_jax.learn_forest(jax.random.key(0), curved_rows(*shape, np.empty(shape, np.float32)), dictionary=small)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.npy"
         rows = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, num_features))

@@ -17,6 +17,7 @@ from geode_jax._typing import Array, Bool, Float, Int, Shaped
 from geode_jax.build.evidence import statistics_at_node
 from geode_jax.build.heap import aligned_zeros
 from geode_jax.build.parallel import each
+from geode_jax.build.rows import Rows
 from geode_jax.build.subspace import Subspaces
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.statistics import Statistics
@@ -126,7 +127,7 @@ def _lay_out(node: np.ndarray, num_nodes: int, num_groups: int) -> _Layout:
 
 
 def candidate_statistics(
-    x: np.ndarray,
+    x: Rows,
     rows: np.ndarray,
     folds: np.ndarray | None,
     trees: list[Subspaces],

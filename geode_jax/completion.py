@@ -15,7 +15,7 @@ from geode_jax._typing import Array
 from geode_jax.build.candidates import find_candidates
 from geode_jax.build.completed import Completed
 from geode_jax.build.evidence import QuickMixture, cross_fitted_evidence, fit_quick_mixture
-from geode_jax.build.standardise import divide
+from geode_jax.build.rows import View, as_array
 from geode_jax.build.subspace import Subspaces, each_fold, learn_subspaces
 from geode_jax.learn import grow_trees
 from geode_jax.math.lowrank import latent_given, log_marginal
@@ -54,7 +54,7 @@ def complete(
     width = settings.missing_rows.num_candidates or PARTIAL_CANDIDATES
     seeds = seeds[:FILL_TREES]
     partitions, scales = grow_trees(x, is_observed, settings, seeds, on_step)
-    scaled = divide(x, scales)
+    scaled = as_array(View(x, scales))
     max_rank = settings.max_rank
     if may_lower_rank and folds is not None:
         first = learn_subspaces(scaled, partitions[0], max_rank, folds, seeds[0], parent_rows)

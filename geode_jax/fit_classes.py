@@ -15,7 +15,8 @@ from geode_jax._checks import check_dtype, check_instance, check_key, check_mesh
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.build.partition import Partition
 from geode_jax.build.reduction import Reduction, learn_reduction
-from geode_jax.build.standardise import Frame, divide, learn_frame, to_model
+from geode_jax.build.rows import divide
+from geode_jax.build.standardise import Frame, learn_frame, to_model
 from geode_jax.calibration import calibrated_powers
 from geode_jax.checkpoint import Checkpoint, open_checkpoint
 from geode_jax.class_posterior import ClassPosterior
@@ -142,7 +143,7 @@ def _common_coordinates(
     frame = learn_frame(data)
     x = to_model(data, frame, dtype)
     resolved = resolve(settings, *x.shape)
-    frame = divide_by_units(x, frame, resolved, seed=0)
+    _, frame = divide_by_units(x, frame, resolved, seed=0)  # where they lie
     is_observed = ~np.isnan(x)
     if settings.shared_span is not None and is_observed.all():
         reduction = learn_reduction(x, settings.shared_span.rank or SPAN_RANK, seed=0)
@@ -151,7 +152,7 @@ def _common_coordinates(
     if settings.feature_noise is None or not is_observed.all():
         return frame, None, x
     scales = noise_scales(x, Partition(0, tuple(rows_of)), None, resolved, seed=0).scales
-    return Frame(frame.shift, frame.scale * scales), None, divide(x, scales, out=x)
+    return Frame(frame.shift, frame.scale * scales), None, divide(x, scales)
 
 
 def _settings_of_classes(x: np.ndarray, rows_of: list[np.ndarray], settings: DictionarySettings) -> DictionarySettings:

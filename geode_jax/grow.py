@@ -15,7 +15,8 @@ from geode_jax.build.blocks import slices
 from geode_jax.build.completed import Completed
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import default_depth
-from geode_jax.build.standardise import Frame, learn_frame, to_model
+from geode_jax.build.rows import Rows, as_array, is_memory_mapped
+from geode_jax.build.standardise import Frame, learn_frame, to_model, view_in_model
 from geode_jax.build.subspace import assign_folds
 from geode_jax.compilation import make_room
 from geode_jax.completion import PARTIAL_CANDIDATES, complete
@@ -127,13 +128,15 @@ def grow_forest(
     # how many nodes fit depends on the rank that is found
     resolved = dataclasses.replace(resolved, num_candidates=settings.num_candidates)
     frame = learn_frame(data)
+    # what is mapped into memory may be larger than that is
+    rows_in = view_in_model if is_memory_mapped(data) else to_model
     may_lower_rank = settings.max_rank is None
-    return grow_in_frame(key, to_model(data, frame, dtype), frame, resolved, on_step, may_lower_rank=may_lower_rank)
+    return grow_in_frame(key, rows_in(data, frame, dtype), frame, resolved, on_step, may_lower_rank=may_lower_rank)
 
 
 def grow_in_frame(
     key: KeyArray,
-    x: np.ndarray,
+    x: Rows,
     frame: Frame,
     settings: DictionarySettings,
     on_step: Callable[[float, str], None],
@@ -142,19 +145,22 @@ def grow_in_frame(
 ) -> Forest:
     """The forest of rows in model coordinates, with settings that leave nothing but candidates to the data's shape.
 
-    `x` is the fit's own copy, and is divided by the units and noise scales of the features where it lies. It is let go
-    where wide data need it no longer, if the caller does not hold it.
+    An array `x` is the fit's own, and is divided by the units and noise scales of the features where it lies. It is let
+    go where wide data need it no longer, if the caller does not hold it. A view stays one where nothing is missing.
 
     `num_places`: places for complete rows, at least their number, where several forests are to share a program.
     `may_lower_rank`: nodes get no more directions than the rows tell of, at most `settings.max_rank`.
     """
     make_room()
     num_rows = x.shape[0]
-    is_observed = ~np.isnan(x) if any(np.isnan(x[rows]).any() for rows in slices(*x.shape)) else None
+    is_observed = None
+    if any(np.isnan(x[rows]).any() for rows in slices(*x.shape)):
+        x = as_array(x)
+        is_observed = ~np.isnan(x)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
     seeds = [int(seed) for seed in rng.integers(2**31, size=settings.num_trees)]
     on_step(0.0, "units")
-    frame = divide_by_units(x, frame, settings, seeds[0])
+    x, frame = divide_by_units(x, frame, settings, seeds[0])
     folds = None
     if settings.cross_fit is not None:
         folds = assign_folds(num_rows, settings.cross_fit.num_folds, rng)
@@ -164,7 +170,7 @@ def grow_in_frame(
     else:
         assert settings.max_rank is not None
         on_step(0.0, "first fill")
-        x = fill_low_rank(x, is_observed, settings.max_rank, seeds[0])
+        x = fill_low_rank(as_array(x), is_observed, settings.max_rank, seeds[0])
 
         def on_fill(share: float, text: str) -> None:
             on_step(0.5 * share, f"filling: {text}")

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
-from geode_jax.build.blocks import taken
 from geode_jax.build.candidates import find_candidates
 from geode_jax.build.heap import release_free_memory
+from geode_jax.build.rows import as_array, taken
 from geode_jax.candidates import AnyStatistics, Probe, candidate_statistics
 from geode_jax.completion import PARTIAL_CANDIDATES, without_folds
 from geode_jax.dictionary import Dictionary, freeze
@@ -37,7 +37,7 @@ def freeze_forest(
     if width >= num_nodes or rows.size == 0:
         return dictionary, _at_all_nodes(learned, rows, folds, num_places), None
     candidates = [_candidates(learned, number, rows, folds, is_observed) for number in trees]
-    per_row = learned.x.itemsize * len(trees) * num_nodes * dictionary.max_rank
+    per_row = learned.x.dtype.itemsize * len(trees) * num_nodes * dictionary.max_rank
     num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
     sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
     probed = _at_all_nodes(learned, rows[sample], folds, num_probes)
@@ -83,7 +83,7 @@ def _candidates(
 
 def partial_rows(learned: Learned, is_observed: np.ndarray, folds: np.ndarray | None) -> PartialRows:
     """What the sampler needs of the rows with missing features, on every tree."""
-    x = learned.x
+    x = as_array(learned.x)  # of rows with missing features no view was made
     rows = np.flatnonzero(~is_observed.all(axis=1))
     settings = learned.settings.missing_rows
     pairs = list(zip(learned.partitions, learned.subspaces, strict=True))

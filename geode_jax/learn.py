@@ -13,9 +13,10 @@ from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import FeatureScales, learn_feature_scales, middle_cells
 from geode_jax.build.partition import Partition, partition_rows, route_rows
 from geode_jax.build.row_space import is_worth, row_coordinates
+from geode_jax.build.rows import Rows, as_array, divide
 from geode_jax.build.shape import Shape, choose_shapes, learn_covariances, learn_subspaces_in_shapes, whiten
 from geode_jax.build.span import Span, choose_span, learn_dictionaries, learn_span, learn_whole_span
-from geode_jax.build.standardise import Frame, divide
+from geode_jax.build.standardise import Frame
 from geode_jax.build.subspace import Subspaces, judging_folds
 from geode_jax.build.units import choose_units
 from geode_jax.settings import DictionarySettings, SharedSpan
@@ -33,7 +34,7 @@ class Learned(NamedTuple):
     scales: np.ndarray
     settings: DictionarySettings
     partitions: list[Partition]
-    x: np.ndarray
+    x: Rows
     subspaces: list[Subspaces]
     whole: Iterator[Subspaces] | None
     shape: Shape | None = None
@@ -55,8 +56,7 @@ def learn(
     directions than the rows tell of.
     """
     partitions, scales = grow_trees(completed.x, is_observed, settings, seeds, on_step)
-    for x in (completed.x, *(completed.without or [])):
-        divide(x, scales, out=x)
+    completed = completed.divided(scales)
     x = completed.x
     has_coordinates = folds is not None and completed.without is None and is_worth(*x.shape)
     if has_coordinates:
@@ -90,7 +90,7 @@ def learn(
             lambda share: on_step(0.5 + 0.5 * share, "learning dictionaries"),
         )
         scales = scales * shapes[0].unit
-        return Learned(scales, settings, partitions, whiten(x, shapes, folds), found, None, shapes[0])
+        return Learned(scales, settings, partitions, whiten(as_array(x), shapes, folds), found, None, shapes[0])
     subspaces: list[Subspaces] = []
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         on_step(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
@@ -100,7 +100,7 @@ def learn(
 
 
 def _whole_dictionaries(
-    x: np.ndarray, partitions: list[Partition], max_rank: int, seeds: list[int], parent_rows: float, span: Span | None
+    x: Rows, partitions: list[Partition], max_rank: int, seeds: list[int], parent_rows: float, span: Span | None
 ) -> Iterator[Subspaces]:
     """Every tree's dictionary of all rows in R^D, one after the other, within as many directions as `span` has."""
     rows = Completed(x, None)
@@ -111,7 +111,7 @@ def _whole_dictionaries(
 
 
 def grow_trees(
-    x: np.ndarray,
+    x: Rows,
     is_observed: np.ndarray | None,
     settings: DictionarySettings,
     seeds: list[int],
@@ -131,7 +131,7 @@ def grow_trees(
 
 
 def noise_scales(
-    x: np.ndarray, cells: Partition, is_observed: np.ndarray | None, settings: DictionarySettings, seed: int
+    x: Rows, cells: Partition, is_observed: np.ndarray | None, settings: DictionarySettings, seed: int
 ) -> FeatureScales:
     """The noise scales of the features of x, (n, D), from cells side by side, as the settings want them."""
     assert settings.feature_noise is not None
@@ -140,7 +140,7 @@ def noise_scales(
     return learn_feature_scales(x, cells, settings.max_rank, is_observed, seed=seed, **options)
 
 
-def units(x: np.ndarray, settings: DictionarySettings, seed: int) -> np.ndarray:
+def units(x: Rows, settings: DictionarySettings, seed: int) -> np.ndarray:
     """Divisors of the features of x, (n, D) with NaN where missing: 1, unless features have noise scales of their own
     and held-out rows want units of their own too.
     """
@@ -161,15 +161,15 @@ def units(x: np.ndarray, settings: DictionarySettings, seed: int) -> np.ndarray:
     )
 
 
-def divide_by_units(x: np.ndarray, frame: Frame, settings: DictionarySettings, seed: int) -> Frame:
-    """Divide the rows by their :func:`units` where they lie; their frame after it."""
+def divide_by_units(x: Rows, frame: Frame, settings: DictionarySettings, seed: int) -> tuple[Rows, Frame]:
+    """The rows divided by their :func:`units`, where they lie if they are an array, and their frame after it."""
     divisors = units(x, settings, seed)
     if (divisors != 1.0).any():
-        divide(x, divisors, out=x)
-    return frame._replace(scale=frame.scale * divisors)
+        x = divide(x, divisors)
+    return x, frame._replace(scale=frame.scale * divisors)
 
 
-def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: int) -> Partition:
+def _grow_tree(x: Rows, settings: DictionarySettings, number: int, seed: int) -> Partition:
     """Trees of a forest differ by their METIS seed, their neighbour count, and the rows they are learned from."""
     assert settings.num_neighbors is not None
     assert settings.tree_rows is not None
@@ -177,12 +177,14 @@ def _grow_tree(x: np.ndarray, settings: DictionarySettings, number: int, seed: i
     assert settings.min_cell_size is not None
     num_neighbors = min(settings.num_neighbors + 2 * number, x.shape[0] - 1)
     if settings.tree_rows >= x.shape[0]:
+        x = as_array(x)
         graph = neighbour_graph(x, num_neighbors, seed)
         return partition_rows(x, graph, settings.depth, settings.min_cell_size, seed)
     known = np.sort(np.random.default_rng(seed).choice(x.shape[0], settings.tree_rows, replace=False))
-    graph = neighbour_graph(x[known], min(num_neighbors, known.size - 1), seed)
+    some = x[known]
+    graph = neighbour_graph(some, min(num_neighbors, known.size - 1), seed)
     fewest = max(2, settings.min_cell_size * known.size // x.shape[0])
-    partition = partition_rows(x[known], graph, settings.depth, fewest, seed)
+    partition = partition_rows(some, graph, settings.depth, fewest, seed)
     return route_rows(x, partition, known, settings.min_cell_size)
 
 

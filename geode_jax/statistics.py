@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from geode_jax._typing import Array, Bool, DTypeLike, Float, Int, Shaped
+from geode_jax.build.rows import Rows
 from geode_jax.dictionary import Dictionary
 from geode_jax.math.lowrank import HIGHEST, Observed
 from geode_jax.math.seen import Seen
@@ -22,6 +23,8 @@ from geode_jax.math.seen import Seen
 ROW_BLOCKS = 16
 # Statistics that are found at once, before they are put in their places.
 BLOCK_BYTES = 2**24
+# Numbers that a feature of a row stands for beside them: the row is copied, centred, and has a residual.
+FEATURE_NUMBERS = 4
 
 
 class Statistics(eqx.Module):
@@ -108,7 +111,7 @@ def add_cross_fitted(
     number: int,
     centres: np.ndarray,
     bases: np.ndarray,
-    x: np.ndarray,
+    x: Rows,
     rows_of_fold: list[np.ndarray],
 ) -> Statistics:
     """The statistics of a forest with those of one more tree, each row's from the dictionary that left its fold out.
@@ -118,7 +121,8 @@ def add_cross_fitted(
     so that little else is held beside them. All such blocks have one length, so that one compilation serves all.
     """
     longest = padded_size(max(1, *(rows.size for rows in rows_of_fold)))
-    fitting = BLOCK_BYTES // (x.itemsize * centres.shape[1] * (bases.shape[3] + 1))
+    numbers = max(centres.shape[1] * (bases.shape[3] + 1), FEATURE_NUMBERS * x.shape[1])
+    fitting = BLOCK_BYTES // (x.dtype.itemsize * numbers)
     size = min(longest, 2 ** max(fitting.bit_length() - 1, 6))
     residual, squared = statistics.residual, statistics.squared
     for fold, rows in enumerate(rows_of_fold):

@@ -31,6 +31,7 @@ LAYERS = {
     "math.streaming": 2,
     "build.blocks": 1.9,
     "build.heap": 1.9,
+    "build.rows": 1.95,
     "build.standardise": 2,
     "build.neighbours": 2,
     "build.partition": 2,

@@ -10,6 +10,7 @@ import numpy as np
 from geode_jax.build.evidence import QuickMixture, cell_mixture, statistics_at_node
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
+from geode_jax.build.rows import Rows
 from geode_jax.build.subspace import Subspaces
 
 # Rows that go down the tree together: enough for matrix products at deep nodes, few enough for their indices, and for
@@ -18,7 +19,7 @@ _BLOCK, _BLOCK_NUMBERS = 2**14, 2**22
 
 
 def find_candidates(
-    x: np.ndarray,
+    x: Rows,
     rows: np.ndarray,
     partition: Partition,
     subspaces: Subspaces,

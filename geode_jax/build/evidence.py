@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from geode_jax.build.blocks import slices, taken
+from geode_jax.build.blocks import slices
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
+from geode_jax.build.rows import Rows, taken
 from geode_jax.build.subspace import Subspaces
 
 NUM_STEPS = 25
@@ -102,7 +103,7 @@ def _growing(largest: int) -> list[int]:
 
 
 def cross_fitted_evidence(
-    x: np.ndarray,
+    x: Rows,
     partition: Partition,
     subspaces: Subspaces,
     folds: np.ndarray,
@@ -119,7 +120,7 @@ def cross_fitted_evidence(
 
 
 def evidence_of(
-    judged: np.ndarray,
+    judged: Rows,
     partition: Partition,
     subspaces: Subspaces,
     folds: np.ndarray,
@@ -150,7 +151,7 @@ def judged_rows(folds: np.ndarray) -> np.ndarray:
 
 
 def fit_quick_mixture(
-    x: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
+    x: Rows, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
 ) -> QuickMixture:
     """The mixture alone; without `folds`, fitted to in-sample statistics."""
     nodes = np.flatnonzero(partition.is_present)
@@ -161,7 +162,7 @@ def fit_quick_mixture(
 
 
 def _fit(
-    values: np.ndarray,
+    values: Rows,
     rows: np.ndarray,
     partition: Partition,
     subspaces: Subspaces,
@@ -203,7 +204,7 @@ def _maximise(
 
 
 def cell_mixture(
-    x: np.ndarray, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
+    x: Rows, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
 ) -> QuickMixture:
     """The mixture of the tree's own cells, every row counting once at every scale: no EM.
 
@@ -248,7 +249,7 @@ def _variance(second: np.ndarray, count: np.ndarray, noise: np.ndarray) -> np.nd
 
 
 def statistics_at(
-    x: np.ndarray,
+    x: Rows,
     rows: np.ndarray,
     folds: np.ndarray | None,
     subspaces: Subspaces,
@@ -267,7 +268,7 @@ def statistics_at(
 
 
 def statistics_at_node(
-    x: np.ndarray,
+    x: Rows,
     rows: np.ndarray,
     folds: np.ndarray | None,
     subspaces: Subspaces,

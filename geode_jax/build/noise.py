@@ -6,7 +6,7 @@ import numpy as np
 
 from geode_jax.build.evidence import cross_fitted_evidence, judged_rows
 from geode_jax.build.partition import Partition
-from geode_jax.build.standardise import divide
+from geode_jax.build.rows import Rows, View
 from geode_jax.build.subspace import assign_folds, judging_folds, learn_subspaces
 
 # A feature that is nearly one of the directions says nothing of its noise.
@@ -32,7 +32,7 @@ def middle_cells(partition: Partition) -> Partition:
 
 
 def learn_feature_scales(
-    x: np.ndarray,
+    x: Rows,
     middle: Partition,
     max_rank: int,
     is_observed: np.ndarray | None = None,
@@ -65,7 +65,7 @@ def learn_feature_scales(
     rows = judged_rows(folds)
 
     def held_out(scales: np.ndarray) -> FeatureScales:
-        scaled = divide(x, scales)
+        scaled = View(x, scales)
         subspaces = learn_subspaces(scaled, middle, max_rank, folds, seed)
         log_density = cross_fitted_evidence(scaled, middle, subspaces, folds, is_observed).log_likelihood()
         # the logs of all scales add up to 0, those of a row's observed features need not
@@ -76,7 +76,7 @@ def learn_feature_scales(
 
 
 def _scales_off_subspaces(
-    x: np.ndarray,
+    x: Rows,
     cells: Partition,
     folds: np.ndarray,
     is_observed: np.ndarray | None,
@@ -87,10 +87,8 @@ def _scales_off_subspaces(
 ) -> np.ndarray:
     """Noise scales where `rank` directions are signal."""
     scales = np.ones(x.shape[1])
-    scaled = np.empty_like(x)
     for _ in range(num_rounds):
-        divide(x, scales, out=scaled)
-        moments = _residual_moments(scaled, cells, folds, is_observed, rank, seed)
+        moments = _residual_moments(View(x, scales), cells, folds, is_observed, rank, seed)
         residual = np.sqrt(moments.mean_square)
         if not residual.mean() > 0.0:  # no noise at all: nothing to tell the features apart by
             break
@@ -122,7 +120,7 @@ class _Moments(NamedTuple):
 
 
 def _residual_moments(
-    x: np.ndarray, cells: Partition, folds: np.ndarray, is_observed: np.ndarray | None, max_rank: int, seed: int
+    x: Rows, cells: Partition, folds: np.ndarray, is_observed: np.ndarray | None, max_rank: int, seed: int
 ) -> _Moments:
     """Moments of the held-out residuals of rows in a fold, as the noise alone would have them.
 

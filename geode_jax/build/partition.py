@@ -13,8 +13,8 @@ import pymetis
 from scipy import sparse
 from scipy.sparse import csgraph
 
-# Rows that are copied at a time to be routed.
-_ROUTED_AT_ONCE = 2**16
+from geode_jax.build.blocks import slices
+from geode_jax.build.rows import Rows
 
 
 class Partition(NamedTuple):
@@ -57,7 +57,7 @@ def partition_rows(x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_
     return Partition(depth, tuple(cells))
 
 
-def route_rows(x: np.ndarray, partition: Partition, known: np.ndarray, min_cell_size: int) -> Partition:
+def route_rows(x: Rows, partition: Partition, known: np.ndarray, min_cell_size: int) -> Partition:
     """The partition of all rows of `x` (n, D), from one of its rows `known`, ascending.
 
     Those keep their cells; the others go to the child whose centre is nearer, from the root down. A cell one of whose
@@ -72,8 +72,7 @@ def route_rows(x: np.ndarray, partition: Partition, known: np.ndarray, min_cell_
         centres = [x[known[child]].mean(axis=0, dtype=np.float64) for child in (left, right)]
         toward = (centres[1] - centres[0]).astype(x.dtype)
         middle = toward @ (0.5 * (centres[0] + centres[1]))
-        blocks = np.array_split(rows, -(-rows.size // _ROUTED_AT_ONCE))
-        is_right = np.concatenate([x[block] @ toward for block in blocks]) > middle
+        is_right = np.concatenate([x[rows[some]] @ toward for some in slices(rows.size, x.shape[1])]) > middle
         is_right[np.searchsorted(rows, known[left])] = False
         is_right[np.searchsorted(rows, known[right])] = True
         if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:

@@ -7,6 +7,8 @@ rows in R^D it costs n coordinates instead of D, after one QR decomposition.
 import numpy as np
 from scipy.linalg import lapack
 
+from geode_jax.build.rows import Rows
+
 # Worth its decomposition where there are this many times as many features as rows.
 WORTH_RATIO = 2
 # Features are taken in so many parts: in float64 a part is an eighth of float32 rows.
@@ -20,7 +22,7 @@ def is_worth(num_rows: int, num_features: int) -> bool:
     return num_features >= WORTH_RATIO * num_rows
 
 
-def row_coordinates(x: np.ndarray) -> np.ndarray:
+def row_coordinates(x: Rows) -> np.ndarray:
     """Coordinates (n, n) of the rows of x, (n, D) with D >= n, about their mean: all distances are as they were.
 
     The triangle of a QR decomposition of the features, some at a time under the triangle of those before, where it

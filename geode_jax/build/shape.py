@@ -22,6 +22,7 @@ from geode_jax.build.evidence import Evidence, evidence_of, is_clear, judged_row
 from geode_jax.build.noise import middle_cells
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
+from geode_jax.build.rows import Rows
 from geode_jax.build.subspace import Subspaces, each_fold, join_groups, learn_subspaces
 
 NUM_ROUNDS = 3
@@ -91,7 +92,7 @@ class Covariances(NamedTuple):
         return [Shape(axes, deviation, unit) for axes in self.axes]
 
 
-def learn_covariances(x: np.ndarray, folds: np.ndarray) -> Covariances:
+def learn_covariances(x: Rows, folds: np.ndarray) -> Covariances:
     """Covariances of all rows of x, (n, D), and of those without each fold: O(n D^2 + D^3) operations."""
     rest, *own = (_moments(x, np.flatnonzero(folds == fold)) for fold in range(-1, folds.max() + 1))
     whole = functools.reduce(_Moments.plus, own, rest)
@@ -103,7 +104,7 @@ def learn_covariances(x: np.ndarray, folds: np.ndarray) -> Covariances:
     return Covariances(axes, variance)
 
 
-def _moments(x: np.ndarray, rows: np.ndarray) -> _Moments:
+def _moments(x: Rows, rows: np.ndarray) -> _Moments:
     total, products = np.zeros(x.shape[1]), np.zeros((x.shape[1], x.shape[1]))
     for block in slices(rows.size, x.shape[1]):
         values = x[rows[block]].astype(np.float64)
@@ -118,7 +119,7 @@ def _principal_axes(moments: _Moments) -> np.ndarray:
 
 
 def learn_subspaces_in_shapes(
-    x: np.ndarray,
+    x: Rows,
     shapes: list[Shape],
     partitions: list[Partition],
     max_rank: int,
@@ -133,13 +134,19 @@ def learn_subspaces_in_shapes(
     """
     parts: list[list[Subspaces]] = [[] for _ in partitions]
     left_out = each_fold(folds)
-    whitened = np.empty_like(x)  # the only copy: of all rows by one shape after the other
+    whitened = np.empty(x.shape, x.dtype)  # the only copy: of all rows by one shape after the other
     for number, (shape, group) in enumerate(zip(shapes, left_out, strict=True)):
         on_share(number / len(left_out))
-        np.matmul(x, shape.whitening.astype(x.dtype), out=whitened)
+        _multiply(x, shape.whitening, out=whitened)
         for found, partition, seed in zip(parts, partitions, seeds, strict=True):
             found.append(learn_subspaces(whitened, partition, max_rank, folds, seed, parent_rows, [group]))
     return [join_groups(found) for found in parts]
+
+
+def _multiply(x: Rows, matrix: np.ndarray, out: np.ndarray) -> None:
+    matrix = matrix.astype(x.dtype)
+    for rows in slices(*x.shape):
+        np.matmul(x[rows], matrix, out=out[rows])
 
 
 def whiten(x: np.ndarray, shapes: list[Shape], folds: np.ndarray) -> np.ndarray:
@@ -152,7 +159,7 @@ def whiten(x: np.ndarray, shapes: list[Shape], folds: np.ndarray) -> np.ndarray:
 
 
 def deviation_off_subspaces(
-    x: np.ndarray, covariances: Covariances, cells: Partition, max_rank: int, folds: np.ndarray, seed: int
+    x: Rows, covariances: Covariances, cells: Partition, max_rank: int, folds: np.ndarray, seed: int
 ) -> np.ndarray:
     """Deviation of the noise along every axis, (D,), where `max_rank` directions of each of the cells are signal.
 
@@ -173,13 +180,13 @@ def deviation_off_subspaces(
 
 
 def _residuals_along_axes(
-    x: np.ndarray, shapes: list[Shape], cells: Partition, max_rank: int, folds: np.ndarray, seed: int
+    x: Rows, shapes: list[Shape], cells: Partition, max_rank: int, folds: np.ndarray, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sums of squared residuals of whitened rows along every axis, and of the shares of the noise that they keep."""
     square, share = np.zeros(x.shape[1]), np.full(x.shape[1], np.finfo(x.dtype).eps)
-    whitened = np.empty_like(x)
+    whitened = np.empty(x.shape, x.dtype)
     for fold, shape in enumerate(shapes):
-        np.matmul(x, shape.whitening.astype(x.dtype), out=whitened)
+        _multiply(x, shape.whitening, out=whitened)
         found = learn_subspaces(whitened, cells, max_rank, folds, seed, left_out=[(fold,)])
         for node, rows in enumerate(cells.cells):
             assert rows is not None
@@ -204,7 +211,7 @@ class Chosen(NamedTuple):
 
 
 def choose_shapes(
-    x: np.ndarray,
+    x: Rows,
     partition: Partition,
     max_rank: int,
     folds: np.ndarray,

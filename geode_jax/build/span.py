@@ -14,6 +14,7 @@ from geode_jax.build.completed import Completed
 from geode_jax.build.evidence import Evidence, cross_fitted_evidence, is_clear
 from geode_jax.build.heap import aligned_zeros
 from geode_jax.build.partition import Partition
+from geode_jax.build.rows import Rows
 from geode_jax.build.subspace import LeftOut, Subspaces, each_fold, join_groups, kept_rows, learn_subspaces
 
 # A span is looked for up to this many directions; beyond, nodes learn theirs in R^D.
@@ -32,7 +33,7 @@ class Span(NamedTuple):
 
 
 def learn_span(
-    x: np.ndarray, folds: np.ndarray | None, seed: int, left_out: LeftOut | None = None, max_rank: int = LARGEST_SPAN
+    x: Rows, folds: np.ndarray | None, seed: int, left_out: LeftOut | None = None, max_rank: int = LARGEST_SPAN
 ) -> Span:
     """The leading directions of the whole data, `max_rank` or as many as there are."""
     num_rows = x.shape[0] if folds is None else x.shape[0] - int(np.bincount(folds[folds >= 0]).max())
@@ -71,9 +72,7 @@ def span_rank(completed: Completed, span: Span, folds: np.ndarray, num_features:
     return int(ranks[np.argmin(cost)])
 
 
-def _mean_squares(
-    x: np.ndarray, is_used: np.ndarray, centre: np.ndarray, basis: np.ndarray
-) -> tuple[np.ndarray, float]:
+def _mean_squares(x: Rows, is_used: np.ndarray, centre: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, float]:
     """Mean squared coordinates, (r,), and mean squared norm of the rows that are used."""
     squares, total, count = np.zeros(basis.shape[1]), 0.0, int(is_used.sum())
     for rows in slices(*x.shape):
@@ -83,13 +82,13 @@ def _mean_squares(
     return squares / count, total / count
 
 
-def _coordinates(x: np.ndarray, centre: np.ndarray, basis: np.ndarray) -> np.ndarray:
+def _coordinates(x: Rows, centre: np.ndarray, basis: np.ndarray) -> np.ndarray:
     """Coordinates of the rows, (n, r), without a centred copy of them all."""
     return np.concatenate([(x[rows] - centre) @ basis for rows in slices(*x.shape)])
 
 
 def learn_subspaces_in_span(
-    x: np.ndarray,
+    x: Rows,
     span: Span,
     partition: Partition,
     max_rank: int,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax.build.blocks import slices
+from geode_jax.build.rows import View
 
 
 class Frame(NamedTuple):
@@ -61,18 +62,16 @@ def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
     return x
 
 
+def view_in_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> View:
+    """:func:`to_model` of the rows that are asked for, where they are; of a frame without a root."""
+    assert frame.root is None
+    return View(data, frame.scale, frame.shift, dtype)
+
+
 def to_data(x: np.ndarray, frame: Frame) -> np.ndarray:
     """The inverse of :func:`to_model`, in float64."""
     scaled = np.asarray(x, np.float64)
     return frame.shift + frame.scale * (scaled if frame.root is None else scaled @ frame.root)
-
-
-def divide(x: np.ndarray, scales: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """``x / scales`` in the precision of x, which may be `out` itself."""
-    out = np.empty_like(x) if out is None else out
-    for result, block in zip(_blocks(out), _blocks(x), strict=True):
-        result[:] = block / scales
-    return out
 
 
 def _blocks(data: np.ndarray) -> Iterator[np.ndarray]:

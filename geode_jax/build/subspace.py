@@ -12,10 +12,11 @@ import numpy as np
 from scipy import linalg
 from sklearn.utils.extmath import randomized_svd
 
-from geode_jax.build.blocks import slices, taken
+from geode_jax.build.blocks import slices
 from geode_jax.build.heap import aligned_zeros
 from geode_jax.build.parallel import each
 from geode_jax.build.partition import Partition
+from geode_jax.build.rows import Rows
 
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
 # randomised SVD (and one matrix serves all folds).
@@ -77,7 +78,7 @@ LearnGroup: TypeAlias = Callable[[np.ndarray, Spectrum], tuple[np.ndarray, Spect
 
 
 def learn_subspaces(
-    x: np.ndarray,
+    x: Rows,
     partition: Partition,
     max_rank: int,
     folds: np.ndarray | None,
@@ -117,13 +118,21 @@ def learn_subspaces(
         ]
         spanned[node] = spanned[parent] if inherited else fewest - 1
         most = min(max_rank, num_features, fewest - 1 + inherited, spanned[node])
-        learned = _cell_subspaces(x, rows, kept, most, seed + node, prior)
-        rank = ranks[node] = min(scatter.variances.size for _, scatter in learned)
-        for group, (centre, scatter) in enumerate(learned):
+        learn_group = _cell_subspaces(x, rows, most, seed + node)
+
+        def learn_without(group: int) -> int:
+            centre, scatter = learn_group(kept[group], prior[group])
+            rank = scatter.variances.size
             centres[group, node] = centre
-            bases[group, node, :, :rank] = scatter.directions[:, :rank]
+            bases[group, node, :, :rank] = scatter.directions
             weight = kept[group].sum() + (parent_rows if inherited else 0.0)
-            variances[group, node, :rank] = scatter.variances[:rank] / weight
+            variances[group, node, :rank] = scatter.variances / weight
+            return rank
+
+        found = each(learn_without, range(num_groups))
+        rank = ranks[node] = min(found)
+        if rank < max(found):
+            bases[:, node, :, rank:], variances[:, node, rank:] = 0.0, 0.0
 
     present = np.flatnonzero(partition.is_present)
     for nodes in np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1)):
@@ -140,37 +149,35 @@ def _centres_with_fallback(cell: np.ndarray, kept: list[np.ndarray]) -> np.ndarr
     return np.stack([cell[mask].mean(axis=0) if mask.any() else cell.mean(axis=0) for mask in kept])
 
 
-def _cell_subspaces(
-    x: np.ndarray, rows: np.ndarray, kept: list[np.ndarray], rank: int, seed: int, prior: list[Spectrum]
-) -> list[tuple[np.ndarray, Spectrum]]:
-    """Centre of the cell's rows under each mask, and the leading `rank` or fewer of their scatter plus the prior's."""
-    learn: LearnGroup
+def _cell_subspaces(x: Rows, rows: np.ndarray, rank: int, seed: int) -> LearnGroup:
+    """Finds the centre of a cell's rows under a mask, and the leading `rank` or fewer of their scatter plus a prior's.
+
+    What it finds for one mask it need not hold for the next.
+    """
     if min(rows.size, x.shape[1]) > EXACT_MAX_SIDE:
-        learn = functools.partial(_randomised, x, rows, rank, seed)
-    else:
-        learn = (_by_moments if x.shape[1] <= rows.size else _by_gram)(x, rows, rank)
-    return each(lambda group: learn(*group), zip(kept, prior, strict=True))
+        return functools.partial(_randomised, x, rows, rank, seed)
+    return (_by_moments if x.shape[1] <= rows.size else _by_gram)(x, rows, rank)
 
 
-def _as_rows(spectrum: Spectrum) -> np.ndarray:
-    """Rows whose scatter is the spectrum's, (r, D)."""
-    return np.sqrt(spectrum.variances)[:, None] * spectrum.directions.T
+def _as_columns(spectrum: Spectrum, features: slice = slice(None)) -> np.ndarray:
+    """Of rows whose scatter is the spectrum's, some features, (D', r) in float64."""
+    return np.sqrt(spectrum.variances) * spectrum.directions[features]
 
 
 def _randomised(
-    x: np.ndarray, rows: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
+    x: Rows, rows: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
 ) -> tuple[np.ndarray, Spectrum]:
     cell = x[rows[mask]]
     tolerance = _Tolerance.of(cell, np.arange(len(cell)))
     centre = cell.mean(axis=0, dtype=np.float64)
     cell -= centre.astype(cell.dtype)
-    stacked = np.concatenate([cell, _as_rows(prior).astype(cell.dtype)]) if prior.variances.size else cell
+    stacked = np.concatenate([cell, _as_columns(prior).T.astype(cell.dtype)]) if prior.variances.size else cell
     _, singular, right = randomized_svd(stacked, rank, n_iter=4, random_state=seed)
     useful = singular > tolerance(singular[0])
     return centre, Spectrum(right[useful].T, np.square(singular[useful], dtype=np.float64))
 
 
-def _by_moments(x: np.ndarray, rows: np.ndarray, rank: int) -> LearnGroup:
+def _by_moments(x: Rows, rows: np.ndarray, rank: int) -> LearnGroup:
     """Eigenvectors of the second-moment matrix; a fold's is the whole one less the fold's own."""
     tolerance = _Tolerance.of(x, rows)
     origin = _mean(x, rows)
@@ -189,15 +196,15 @@ def _by_moments(x: np.ndarray, rows: np.ndarray, rank: int) -> LearnGroup:
     return learn
 
 
-def _blocks(x: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
+def _blocks(x: Rows, rows: np.ndarray) -> Iterator[np.ndarray]:
     return (x[rows[some]] for some in slices(rows.size, x.shape[1]))
 
 
-def _mean(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _mean(x: Rows, rows: np.ndarray) -> np.ndarray:
     return sum(block.sum(axis=0, dtype=np.float64) for block in _blocks(x, rows)) / rows.size
 
 
-def _moments(x: np.ndarray, rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _moments(x: Rows, rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sum and second moment about `origin` in float64, by blocks: no copy of the rows is made."""
     first, second = np.zeros(origin.size), np.zeros((origin.size, origin.size))
     for block in _blocks(x, rows):
@@ -207,7 +214,7 @@ def _moments(x: np.ndarray, rows: np.ndarray, origin: np.ndarray) -> tuple[np.nd
     return first, second
 
 
-def _by_gram(x: np.ndarray, rows: np.ndarray, rank: int) -> LearnGroup:
+def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> LearnGroup:
     """Eigenvectors of the inner products of the rows, taken once for all folds."""
     tolerance = _Tolerance.of(x, rows)
     origin = _mean(x, rows)
@@ -215,19 +222,19 @@ def _by_gram(x: np.ndarray, rows: np.ndarray, rank: int) -> LearnGroup:
     def columns() -> Iterator[tuple[slice, np.ndarray]]:
         """Centred features in float64, a few at a time: no copy of the rows is made."""
         for some in slices(x.shape[1], rows.size):
-            yield some, taken(x[:, some], rows) - origin[some]
+            yield some, x[rows, some] - origin[some]
 
     gram = sum(block @ block.T for _, block in columns())
 
     def learn(mask: np.ndarray, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
-        count, extra = int(mask.sum()), _as_rows(prior)
+        count, num_extra = int(mask.sum()), prior.variances.size
         inner = gram[np.ix_(mask, mask)]
         row_mean = inner.mean(axis=0)
         inner = inner - row_mean - row_mean[:, None] + row_mean.mean()
-        across = np.zeros((rows.size, len(extra)))
-        if len(extra):
+        across = np.zeros((rows.size, num_extra))
+        if num_extra:
             for some, block in columns():
-                across += block @ extra[:, some].T
+                across += block @ _as_columns(prior, some)
         across = across[mask]
         across -= across.mean(axis=0)
         inner = np.block([[inner, across], [across.T, np.diag(prior.variances)]])
@@ -237,12 +244,11 @@ def _by_gram(x: np.ndarray, rows: np.ndarray, rank: int) -> LearnGroup:
         own, inherited = np.split(vectors[:, useful], [count])
         weight = np.zeros((rows.size, own.shape[1]))
         weight[mask] = own - own.mean(axis=0)  # the rows' mean has no part in it
-        basis = extra.T @ inherited
+        basis = np.empty((x.shape[1], own.shape[1]))
         share, mean = mask / count, np.zeros(x.shape[1])
         for some, block in columns():
-            basis[some] += block.T @ weight
+            basis[some] = (block.T @ weight + _as_columns(prior, some) @ inherited) / singular[useful]
             mean[some] = share @ block
-        basis /= singular[useful]
         basis = _orthonormal(basis) if useful.any() else basis
         return origin + mean, Spectrum(basis.astype(x.dtype), values[useful])
 
@@ -259,7 +265,7 @@ def _orthonormal(basis: np.ndarray) -> np.ndarray:
     if np.abs(inner - np.eye(inner.shape[0])).max() > 0.1 / inner.shape[0]:
         return linalg.qr(basis, mode="economic")[0]
     factor = linalg.cholesky(inner, lower=True, check_finite=False)
-    return linalg.solve_triangular(factor, basis.T, lower=True, check_finite=False).T
+    return linalg.solve_triangular(factor, basis.T, lower=True, overwrite_b=True, check_finite=False).T
 
 
 def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -279,7 +285,7 @@ class _Tolerance(NamedTuple):
     relative: float
 
     @classmethod
-    def of(cls, x: np.ndarray, rows: np.ndarray) -> "_Tolerance":
+    def of(cls, x: Rows, rows: np.ndarray) -> "_Tolerance":
         magnitude = max((float(np.abs(block).max()) for block in _blocks(x, rows)), default=0.0)
         own = np.finfo(x.dtype).eps * magnitude * np.sqrt(rows.size * x.shape[1])
         return cls(own, np.sqrt(np.finfo(np.float64).eps * max(rows.size, x.shape[1])))

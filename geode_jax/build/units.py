@@ -14,7 +14,7 @@ from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.neighbours import neighbour_graph
 from geode_jax.build.noise import FeatureScales, middle_cells
 from geode_jax.build.partition import Partition, default_depth, partition_rows
-from geode_jax.build.standardise import divide
+from geode_jax.build.rows import Rows, View, as_array
 
 # As many rows and features tell which of two answers is right.
 LARGEST_SAMPLE, MOST_FEATURES = 2000, 500
@@ -25,7 +25,7 @@ SMALL_RATIO = 2.0
 
 
 def choose_units(
-    x: np.ndarray,
+    x: Rows,
     learn_scales: Callable[[np.ndarray, Partition, np.ndarray | None], FeatureScales],
     *,
     max_rank: int,
@@ -55,7 +55,7 @@ def choose_units(
     depth = min(depth, default_depth(num_rows, 2 * fewest))
 
     def held_out(units: np.ndarray) -> np.ndarray:
-        scaled = divide(sample, units)
+        scaled = as_array(View(sample, units))
         seen = None if is_observed.all() else is_observed
         filled = scaled if seen is None else fill_low_rank(scaled, seen, max_rank, seed)
         graph = neighbour_graph(filled, num_neighbors, seed)
@@ -67,7 +67,7 @@ def choose_units(
     return deviations if is_clear(gain) and gain.mean() > LEAST_GAIN * features.size else ones
 
 
-def _deviations(x: np.ndarray) -> np.ndarray:
+def _deviations(x: Rows) -> np.ndarray:
     """How far each feature is from its mean where it is away from it, ``sqrt(E x^4 / 3 E x^2)``, over observed entries.
 
     The standard deviation of a Gaussian. That of a pixel which is dark in all rows but a few is small, yet in the same

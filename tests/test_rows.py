@@ -1,0 +1,129 @@
+"""Rows in other coordinates without a copy of them all, and stage one of a file that is mapped into memory."""
+
+import tracemalloc
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+import geode_jax
+from geode_jax.build.blocks import BLOCK_NUMBERS
+from geode_jax.build.rows import View, as_array, divide, is_memory_mapped, taken
+
+WIDE, TALL, PICTURES, CANDIDATES = "wide", "tall", "noise with a shape", "candidates"
+
+
+@pytest.fixture
+def data():
+    """Far from the origin, in units of their own."""
+    rng = np.random.default_rng(0)
+    return (1e4 + rng.uniform(0.5, 30, 7) * rng.normal(size=(50, 7))).astype(np.float32)
+
+
+INDICES = [
+    slice(3, 9),
+    np.array([4, 1, 4]),
+    np.arange(50) % 3 == 0,
+    (slice(None), slice(2, 5)),
+    (np.array([4, 1]), slice(2, 5)),
+    np.ix_(np.array([4, 1]), np.array([6, 0])),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_a_view_is_what_the_array_would_be(data, index):
+    """To the last bit, and in the precision asked for."""
+    shift, scale, noise = (
+        data.mean(axis=0, dtype=np.float64),
+        np.arange(1.0, 8.0) / 7.0,
+        np.arange(7.0, 0.0, -1.0) / 3.0,
+    )
+    whole = ((data - shift) / scale).astype(np.float32) / noise.astype(np.float32)
+    view = View(View(data, scale, shift, np.dtype(np.float32)), noise)
+    assert (view.shape, view.dtype) == (data.shape, np.float32)
+    found = view[index]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, whole[index])
+
+
+def test_rows_are_divided_where_they_lie_or_as_a_view(data):
+    divisors = np.arange(1.0, 8.0)
+    expected = data / divisors.astype(np.float32)
+    view = divide(View(data, np.ones(7)), divisors)
+    assert isinstance(view, View)
+    np.testing.assert_array_equal(as_array(view), expected)
+    assert divide(data, divisors) is data
+    np.testing.assert_array_equal(data, expected)
+    assert as_array(data) is data
+    assert taken(data, np.arange(50)) is data
+    np.testing.assert_array_equal(taken(View(data, np.ones(7)), np.array([3, 5])), data[[3, 5]])
+
+
+def test_arrays_of_a_view_are_filled_by_blocks():
+    x = np.arange(BLOCK_NUMBERS + 7.0)[:, None]
+    np.testing.assert_array_equal(as_array(View(x, np.full(1, 2.0))), x / 2.0)
+
+
+def test_what_is_memory_mapped(data, tmp_path):
+    np.save(tmp_path / "rows.npy", data)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    assert all(map(is_memory_mapped, (mapped, mapped[5:], np.asarray(mapped), np.asarray(mapped)[:, ::2])))
+    assert not any(map(is_memory_mapped, (data, mapped + 0.0, np.array(mapped), np.load(tmp_path / "rows.npy"))))
+
+
+def _curved(num_rows, num_features, seed=0):
+    rng = np.random.default_rng(seed)
+    place = rng.normal(size=(num_rows, 3))
+    x = np.cos(place @ rng.normal(size=(3, num_features))) + 0.1 * rng.normal(size=(num_rows, num_features))
+    return (100.0 + x * rng.uniform(0.5, 2.0, num_features)).astype(np.float32)
+
+
+CASES = {
+    WIDE: ((60, 200), {}),
+    TALL: ((400, 12), {"noise_shape": None}),
+    PICTURES: ((400, 12), {}),
+    CANDIDATES: ((600, 12), {"num_candidates": 3, "tree_rows": 300, "noise_shape": None}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_mapped_file_is_learned_from_as_an_array_is(case, dtype, tmp_path, monkeypatch):
+    """The same forest to the last bit; with a shape of the noise too, which needs the rows as an array."""
+    shape, options = CASES[case]
+    x = _curved(*shape)
+    np.save(tmp_path / "rows.npy", x)
+    if case == PICTURES:
+        monkeypatch.setattr("geode_jax.build.shape.LEAST_GAIN", -np.inf)
+        monkeypatch.setattr("geode_jax.build.shape.is_clear", lambda gain: True)
+        monkeypatch.setattr("geode_jax.learn.choose_span", lambda *rest: None)
+    settings = geode_jax.DictionarySettings(num_trees=2, max_rank=4, depth=2, **options)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    found, expected = (
+        geode_jax.learn_forest(jax.random.key(0), rows, dictionary=settings, dtype=dtype) for rows in (mapped, x)
+    )
+    assert (found.noise_root is not None) == (case == PICTURES)
+    assert eqx.tree_equal(found, expected)
+
+
+def test_a_mapped_file_with_missing_values(tmp_path):
+    x = _curved(60, 6)
+    x[::3, 2] = np.nan
+    np.save(tmp_path / "rows.npy", x)
+    settings = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    found, expected = (geode_jax.learn_forest(jax.random.key(0), rows, dictionary=settings) for rows in (mapped, x))
+    assert eqx.tree_equal(found, expected)
+
+
+@pytest.mark.slow
+def test_a_mapped_file_is_never_copied_whole(tmp_path):
+    x = _curved(60_000, 200)
+    np.save(tmp_path / "rows.npy", x)
+    settings = geode_jax.DictionarySettings(num_trees=1, max_rank=5, depth=3, tree_rows=4000, noise_shape=None)
+    tracemalloc.start()
+    geode_jax.learn_forest(jax.random.key(0), np.load(tmp_path / "rows.npy", mmap_mode="r"), dictionary=settings)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < x.nbytes
