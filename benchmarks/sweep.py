@@ -83,7 +83,7 @@ def blocks() -> dict[str, Callable[[Array, Chain, Problem], Any]]:
 
 
 def seconds_of(block: Callable[[Array, Chain, Problem], Any], chain: Chain, problem: Problem, repeats: int) -> float:
-    """Seconds of one call inside a compiled loop, the best of five loops."""
+    """Seconds of one call inside a compiled loop, the best of several loops."""
 
     @jax.jit
     def loop(chain: Chain, problem: Problem) -> Any:

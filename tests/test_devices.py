@@ -67,8 +67,10 @@ def test_draws_are_those_of_one_device(data, sizes, kind):
 
 @needs_devices
 @pytest.mark.parametrize("chunk_bits", [allocation.CHUNK_BITS, 6, 4], ids=["one chunk", "2 chunks", "8 chunks"])
-def test_devices_exchange_node_sums_only(data, chunk_bits, monkeypatch):
+@pytest.mark.parametrize("few_nodes", [allocation.FEW_NODES, 0], ids=["node by node", "by blocks"])
+def test_devices_exchange_node_sums_only(data, few_nodes, chunk_bits, monkeypatch):
     """Once a sweep; neither statistics nor anything else of the rows' size leaves its device."""
+    monkeypatch.setattr(allocation, "FEW_NODES", few_nodes)
     monkeypatch.setattr(allocation, "CHUNK_BITS", chunk_bits)
     forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
     mesh = placement.with_all_axes(_mesh(trees=2, rows=2))

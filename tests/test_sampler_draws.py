@@ -405,8 +405,10 @@ def test_places_without_rows_change_nothing():
 
 @pytest.mark.parametrize("num_chunks", [1, 16])
 @pytest.mark.parametrize("num_nodes", [1, 3, 31, 127])
-def test_nodes_are_drawn_by_the_inverse_cdf(num_nodes, num_chunks, monkeypatch):
+@pytest.mark.parametrize("few_nodes", [allocation.FEW_NODES, 0], ids=["node by node", "by blocks"])
+def test_nodes_are_drawn_by_the_inverse_cdf(few_nodes, num_nodes, num_chunks, monkeypatch):
     """At any level, the ends included, and never at a node without weight; in chunks of rows too."""
+    monkeypatch.setattr(allocation, "FEW_NODES", few_nodes)
     monkeypatch.setattr(allocation, "CHUNK_BITS", (400).bit_length() - (num_chunks.bit_length() - 1))
     rng = np.random.default_rng(num_nodes)
     scores = rng.normal(scale=20.0, size=(num_nodes, 400)).astype(np.float32)

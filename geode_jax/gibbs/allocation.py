@@ -5,7 +5,9 @@ w ~ U(0, Pi_s); its new node k has probability proportional to ``1(Pi_s(k) > w) 
 (z, w) has the conditional of z as its marginal.
 """
 
+import functools
 import math
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,10 @@ from geode_jax.tree import Tree
 
 # Places of a chunk: between half of 2 to this and it.
 CHUNK_BITS = 13
+# Up to so many nodes a row's draw is written out node by node: compilers make one loop of it, which reads the scores
+# once (6000 to 60,000 rows, 63 and 127 nodes: a sweep takes a seventh less). Of 255 it takes longer than passes over
+# all nodes, to compile too.
+FEW_NODES = 128
 
 
 def node_scores(state: State, statistics: AnyStatistics, tree: Tree, num_features: Count) -> Float[Array, "M n"]:
@@ -70,6 +76,16 @@ def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
 
 
 def _draw_chunk(uniform: Float[Array, "n"], scores: Float[Array, "K n"]) -> Int[Array, "n"]:
+    """The inverse CDF over the places."""
+    if scores.shape[0] > FEW_NODES:
+        return _draw_by_blocks(uniform, scores)
+    largest = functools.reduce(jnp.maximum, scores)
+    weights = [jnp.exp(of_node - largest) for of_node in scores]
+    start = jnp.zeros_like(largest)
+    return _last_reached(weights, start, uniform * sum(weights, start=start))[0]
+
+
+def _draw_by_blocks(uniform: Float[Array, "n"], scores: Float[Array, "K n"]) -> Int[Array, "n"]:
     """The inverse CDF over the places: first a block of them, then one.
 
     A running sum over all nodes at once would take several passes over (K, n) numbers, longer than the scores take.
@@ -88,7 +104,7 @@ def _draw_chunk(uniform: Float[Array, "n"], scores: Float[Array, "K n"]) -> Int[
 
 
 def _last_reached(
-    weights: Float[Array, "M n"], start: Array, level: Array
+    weights: Iterable[Float[Array, "n"]], start: Array, level: Array
 ) -> tuple[Int[Array, "n"], Float[Array, "n"]]:
     """The last place of positive weight before which the running sum is at most `level`, and that sum.
 
