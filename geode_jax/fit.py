@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from geode_jax._checks import check_dtype, check_instance, check_key, check_mesh, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
+from geode_jax.build.rows import has_missing, is_memory_mapped
 from geode_jax.checkpoint import Checkpoint, open_checkpoint
 from geode_jax.forest import Forest
 from geode_jax.gibbs.placement import CHAINS, ROWS, TREES
@@ -96,8 +97,10 @@ def fit_forest(
     check_mesh(mesh, mesh_limits(stage_one.num_trees, stage_two))
 
     num_rows, num_features = data.shape
-    resolved = resolve(stage_one, num_rows, num_features, int(np.isnan(data).any(axis=1).sum()))
-    warn_if_too_large(bytes_needed(resolved, stage_two, num_rows, num_features, real.itemsize))
+    num_partial = int(has_missing(data).sum())
+    resolved = resolve(stage_one, num_rows, num_features, num_partial)
+    is_mapped = is_memory_mapped(data) and num_partial == 0
+    warn_if_too_large(bytes_needed(resolved, stage_two, num_rows, num_features, real.itemsize, is_mapped=is_mapped))
     kept = open_checkpoint(checkpoint, key, [data], [stage_one, model_prior, stage_two, real.name])
     key_forest, key_sample = jax.random.split(key)
     with precision_of(real), progress_bar(progress) as bar:

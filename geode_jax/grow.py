@@ -11,11 +11,10 @@ from tqdm import tqdm
 
 from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
-from geode_jax.build.blocks import slices
 from geode_jax.build.completed import Completed
 from geode_jax.build.fill import fill_low_rank
 from geode_jax.build.partition import default_depth
-from geode_jax.build.rows import Rows, as_array, is_memory_mapped
+from geode_jax.build.rows import Rows, as_array, has_missing, is_memory_mapped
 from geode_jax.build.standardise import Frame, learn_frame, to_model, view_in_model
 from geode_jax.build.subspace import assign_folds
 from geode_jax.compilation import make_room
@@ -124,7 +123,7 @@ def grow_forest(
     on_step: Callable[[float, str], None],
 ) -> Forest:
     """:func:`learn_forest` on checked arguments, within the precision of `dtype`; tells `on_step` the share done."""
-    resolved = resolve(settings, data.shape[0], data.shape[1], int(np.isnan(data).any(axis=1).sum()))
+    resolved = resolve(settings, data.shape[0], data.shape[1], int(has_missing(data).sum()))
     # how many nodes fit depends on the rank that is found
     resolved = dataclasses.replace(resolved, num_candidates=settings.num_candidates)
     frame = learn_frame(data)
@@ -154,7 +153,7 @@ def grow_in_frame(
     make_room()
     num_rows = x.shape[0]
     is_observed = None
-    if any(np.isnan(x[rows]).any() for rows in slices(*x.shape)):
+    if has_missing(x).any():
         x = as_array(x)
         is_observed = ~np.isnan(x)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))

@@ -7,12 +7,18 @@ from geode_jax.settings import DictionarySettings, SamplerSettings
 
 
 def bytes_needed(
-    dictionary: DictionarySettings, sampler: SamplerSettings, num_rows: int, num_features: int, itemsize: int
+    dictionary: DictionarySettings,
+    sampler: SamplerSettings,
+    num_rows: int,
+    num_features: int,
+    itemsize: int,
+    *,
+    is_mapped: bool = False,
 ) -> dict[str, int]:
     """Bytes of the large arrays of a fit of (n, D) numbers, with settings that leave nothing to the data's shape.
 
     Dictionaries are learned once from all rows and once without each fold. Of rows with missing features the sampler
-    keeps other arrays (:class:`geode_jax.MissingRows`).
+    keeps other arrays (:class:`geode_jax.MissingRows`). `is_mapped`: complete rows of a mapped file are not copied.
     """
     assert dictionary.depth is not None
     assert dictionary.max_rank is not None
@@ -22,10 +28,10 @@ def bytes_needed(
     groups = 1 if dictionary.cross_fit is None else 1 + dictionary.cross_fit.num_folds
     draws = nodes * sampler.num_chains * sampler.num_samples
     shape = dictionary.noise_shape
-    # beside the rows, those whitened for one dictionary, and each without its own fold
-    copies = 1 if shape is None or num_features > shape.max_features else 3
+    # beside the rows, those whitened for one dictionary
+    copies = 1 if shape is None or num_features > shape.max_features else 2
     return {
-        "rows": itemsize * copies * num_rows * num_features,
+        "rows": itemsize * (copies - is_mapped) * num_rows * num_features,
         "dictionaries": itemsize * groups * nodes * num_features * (dictionary.max_rank + 1),
         "statistics": itemsize * pairs * (dictionary.max_rank + 1),
         "draws": draws * (2 * itemsize + 1) * dictionary.max_rank,

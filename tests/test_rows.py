@@ -1,6 +1,8 @@
 """Rows in other coordinates without a copy of them all, and stage one of a file that is mapped into memory."""
 
+import sys
 import tracemalloc
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -105,6 +107,21 @@ def test_a_mapped_file_is_learned_from_as_an_array_is(case, dtype, tmp_path, mon
     )
     assert (found.noise_root is not None) == (case == PICTURES)
     assert eqx.tree_equal(found, expected)
+
+
+@pytest.mark.parametrize(("is_mapped", "is_missing"), [(False, False), (True, False), (True, True)])
+def test_room_for_the_rows_of_a_mapped_file(is_mapped, is_missing, tmp_path, monkeypatch):
+    """Is needed only where values are missing, and rows are filled."""
+    x = _curved(60, 6)
+    x[::3, 2] = np.nan if is_missing else 100.0
+    np.save(tmp_path / "rows.npy", x)
+    data = np.load(tmp_path / "rows.npy", mmap_mode="r" if is_mapped else None)
+    settings = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1, noise_shape=None)
+    needed = mock.Mock(side_effect=RuntimeError)
+    monkeypatch.setattr(sys.modules["geode_jax.fit"], "warn_if_too_large", needed)  # fit is a function too
+    with pytest.raises(RuntimeError):
+        geode_jax.fit(jax.random.key(0), data, dictionary=settings)
+    assert needed.call_args.args[0]["rows"] == (0 if is_mapped and not is_missing else x.nbytes)
 
 
 def test_a_mapped_file_with_missing_values(tmp_path):

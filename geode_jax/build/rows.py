@@ -85,6 +85,11 @@ def divide(x: Rows, divisors: np.ndarray) -> Rows:
     return x
 
 
+def has_missing(x: Rows) -> np.ndarray:
+    """Which rows have a NaN, (n,)."""
+    return np.concatenate([np.isnan(x[some]).any(axis=1) for some in slices(*x.shape)])
+
+
 def is_memory_mapped(data: np.ndarray) -> bool:
     """Whether the numbers are those of a file that is mapped into memory."""
     base: Any = data
