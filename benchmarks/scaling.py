@@ -19,8 +19,8 @@ import numpy as np
 
 import geode_jax
 from benchmarks.candidates import curved_rows
-from benchmarks.common import write_result
-from benchmarks.sweep import sweep_seconds, synthetic_problem
+from benchmarks.common import best_seconds, write_result
+from benchmarks.sweep import synthetic_problem, whole_sweeps
 from benchmarks.tables import load, table
 from geode_jax.dictionary import Dictionary
 from geode_jax.gibbs.chain import Draw, initial_chain
@@ -49,16 +49,6 @@ QUICK: dict[str, dict[str, tuple[int, ...]]] = {
 }
 
 
-def best_seconds(run: Callable[[], Any], repeats: int = 3) -> float:
-    jax.block_until_ready(run())
-    best = np.inf
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
 def depth_of(num_nodes: int) -> int:
     return (num_nodes + 1).bit_length() - 2
 
@@ -66,7 +56,7 @@ def depth_of(num_nodes: int) -> int:
 def sweep(sizes: dict[str, int]) -> dict[str, float]:
     problem = synthetic_problem(sizes["n"], depth_of(sizes["K"]), sizes["d"])
     chain = jax.jit(initial_chain)(jax.random.key(0), problem)
-    return {"seconds": sweep_seconds(chain, problem, 20)}
+    return {"seconds": best_seconds(whole_sweeps(chain, problem, 20)) / 20}
 
 
 def density_flops(sizes: dict[str, int]) -> float:
@@ -77,7 +67,7 @@ def flops_per_second() -> float:
     """Of one large product in float32."""
     x = jnp.ones((2048, 2048), jnp.float32)
     multiply = jax.jit(lambda x: jnp.matmul(x, x, precision="highest"))
-    return 2 * 2048**3 / best_seconds(lambda: multiply(x), 5)
+    return 2 * 2048**3 / best_seconds(lambda: multiply(x))
 
 
 def log_density(sizes: dict[str, int]) -> dict[str, float]:
