@@ -26,7 +26,7 @@ from geode_jax.build.heap import release_free_memory
 from geode_jax.build.neighbours import EXACT_MAX_FEATURES, EXACT_MAX_ROWS, uses_exact_search
 from geode_jax.build.row_space import is_worth
 
-SHAPES = ((60_000, 784), (600, 15_000), (1_000_000, 100), (240_000, 784))
+SHAPES = ((60_000, 784), (600, 15_000), (1_000_000, 100))
 
 
 class AnonymousPeak:
