@@ -1,7 +1,7 @@
 """Stage one's memory and time beside the data's size: memory-mapped input, blocked work.
 
 Peaks are of all memory that the process takes for itself (NumPy's, JAX's, BLAS's), above what it had before, without
-the file's own pages, which are never copied whole; Linux only. One tree; rows on a curved set of 5 dimensions, and
+the file's own pages; Linux only. One tree; rows on a curved set of 5 dimensions, and
 noise. Every problem has a process of its own, which before has learned from a small one of its kind: imports, compiled
 programs, threads and BLAS's work space are there already.
 
