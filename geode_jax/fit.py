@@ -47,7 +47,8 @@ def fit(
     - `key`: a JAX key; everything random in the fit follows from it.
     - `X`: numbers, at least 2 different rows; arrays, and pandas or polars frames. NaN is a missing value: the
       posterior is that given the observed ones. No row need be complete, but none may be empty, and no column. A file
-      of float32 or float64 without NaN that is mapped into memory, ``np.load(path, mmap_mode="r")``, is not kept as a copy.
+      of float32 or float64 without NaN that is mapped into memory, ``np.load(path, mmap_mode="r")``, is not kept as a
+      copy.
     - `dictionary`, `prior`, `sampler`: settings of stage one, the model, and stage two; None is the default of each.
     - `dtype`: float32 or float64, for the dictionary and the sampler, whatever JAX's global setting.
     - `progress`: show a bar on standard error.
