@@ -20,17 +20,18 @@ from benchmarks.common import load_frey, write_result
 from benchmarks.real_data import patches
 from benchmarks.swiss_roll import make_roll
 from benchmarks.tables import load
-from geode_jax.build.completed import Completed
-from geode_jax.build.evidence import cross_fitted_evidence
-from geode_jax.build.neighbours import neighbour_graph
-from geode_jax.build.noise import middle_cells
-from geode_jax.build.partition import Partition, partition_rows
-from geode_jax.build.shape import choose_shapes
-from geode_jax.build.span import learn_span, learn_subspaces_in_span, span_rank
-from geode_jax.build.standardise import learn_frame, to_model
-from geode_jax.build.subspace import assign_folds, learn_subspaces
-from geode_jax.grow import resolve
-from geode_jax.learn import noise_scales
+from geode_jax.forest.defaults import resolve
+from geode_jax.forest.feature_scales import noise_scales
+from geode_jax.learning.evidence import cross_fitted_evidence
+from geode_jax.learning.feature_noise import middle_cells
+from geode_jax.learning.noise_covariance import choose_shapes
+from geode_jax.learning.shared_span import learn_span, learn_subspaces_in_span, span_rank
+from geode_jax.learning.subspaces import learn_subspaces
+from geode_jax.partition.metis import Partition, partition_rows
+from geode_jax.partition.neighbours import neighbour_graph
+from geode_jax.rows.completed import Completed
+from geode_jax.rows.folds import assign_folds
+from geode_jax.rows.frame import learn_frame, to_model
 
 
 def training_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.ndarray]]:

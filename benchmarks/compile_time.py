@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.common import best_seconds, write_result
 from benchmarks.sweep import synthetic_problem
 from benchmarks.tables import load, table
-from geode_jax.compilation import OPTIONS
+from geode_jax._runtime.compilation import OPTIONS
 from geode_jax.gibbs import run
 from geode_jax.settings import RankAdaptation, SamplerSettings
 

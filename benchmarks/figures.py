@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.common import RESULTS, ROOT
-from geode_jax.build.neighbours import neighbour_graph
-from geode_jax.build.partition import partition_rows
+from geode_jax.partition.metis import partition_rows
+from geode_jax.partition.neighbours import neighbour_graph
 
 PICTURES = ROOT / "notebooks"
 

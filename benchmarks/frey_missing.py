@@ -20,7 +20,7 @@ import geode_jax
 from benchmarks.common import ROOT, blas_on_all_cores, load_frey, timed, write_result
 from benchmarks.frey_inpainting import split
 from benchmarks.tables import load
-from geode_jax.build.fill import fill_low_rank
+from geode_jax.learning.soft_impute import fill_low_rank
 
 SHARES = (0.0, 0.2, 0.5)
 RIVALS_AT = 0.2

@@ -22,9 +22,9 @@ import geode_jax
 from benchmarks.candidates import curved_rows
 from benchmarks.common import alone, memory_bytes, timed, write_result
 from benchmarks.tables import load, table
-from geode_jax.build.heap import release_free_memory
-from geode_jax.build.neighbours import EXACT_MAX_FEATURES, EXACT_MAX_ROWS, uses_exact_search
-from geode_jax.build.row_space import is_worth
+from geode_jax._runtime.buffers import release_free_memory
+from geode_jax.partition.neighbours import EXACT_MAX_FEATURES, EXACT_MAX_ROWS, uses_exact_search
+from geode_jax.rows.row_space import is_worth
 
 SHAPES = ((60_000, 784), (600, 15_000), (1_000_000, 100))
 

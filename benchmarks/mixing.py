@@ -31,10 +31,10 @@ from benchmarks.swiss_roll import make_roll
 from benchmarks.tables import load
 from geode_jax import diagnostics
 from geode_jax._typing import Array
-from geode_jax.gibbs import scales, shrinkage
-from geode_jax.model import sample_prior
-from geode_jax.state import NodeSums, State
-from geode_jax.tree import tree_from_mask
+from geode_jax.gibbs import shrinkage, signal
+from geode_jax.model.joint import sample_prior
+from geode_jax.model.state import NodeSums, State
+from geode_jax.model.tree import tree_from_mask
 
 VARIANTS = {
     "exact": {},
@@ -104,7 +104,7 @@ def late_directions(num_rows: int, is_renewed: bool, rank: int, num_sweeps: int)
 
     def step(state: State, key: Array) -> tuple[State, Array]:
         key_u, key_tail, key_tau = jax.random.split(key, 3)
-        moved = scales.move(key_u, state, sums, tree, settings)
+        moved = signal.move(key_u, state, sums, tree, settings)
         state = eqx.tree_at(lambda it: it.log_neg_log_u, state, moved)
         if is_renewed:
             renewed = shrinkage.renew(key_tail, state, sums, tree, prior)

@@ -12,8 +12,8 @@ import pymetis
 from scipy import sparse
 
 from benchmarks.common import write_result
-from geode_jax.build.neighbours import neighbour_graph
-from geode_jax.build.partition import partition_rows
+from geode_jax.partition.metis import partition_rows
+from geode_jax.partition.neighbours import neighbour_graph
 
 
 def one_call(graph: sparse.csr_array, depth: int) -> np.ndarray:

@@ -22,10 +22,11 @@ from benchmarks.candidates import curved_rows
 from benchmarks.common import best_seconds, write_result
 from benchmarks.sweep import synthetic_problem, whole_sweeps
 from benchmarks.tables import load, table
-from geode_jax.dictionary import Dictionary
-from geode_jax.gibbs.chain import Draw, initial_chain
+from geode_jax.gibbs.chain import initial_chain
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.draw import Draw
+from geode_jax.model.tree import trees_from_masks
 from geode_jax.predict.density import log_density_by_tree
-from geode_jax.tree import trees_from_masks
 
 SWEEP = {"n": 20_000, "K": 63, "d": 20}
 DENSITY = {"n": 2000, "D": 500, "K": 63, "d": 20, "T": 100}

@@ -19,8 +19,8 @@ import geode_jax
 from benchmarks.common import write_result
 from benchmarks.dimension import mixture_rows
 from benchmarks.tables import load
-from geode_jax.build.neighbours import neighbour_graph
-from geode_jax.build.partition import Partition, partition_rows
+from geode_jax.partition.metis import Partition, partition_rows
+from geode_jax.partition.neighbours import neighbour_graph
 
 DEPTH, MIN_CELL = 6, 8
 COMPONENTS = (1, 2, 3, 5, 7, 10, 15, 20)

@@ -17,15 +17,15 @@ import numpy as np
 
 from benchmarks.common import best_seconds, write_result
 from benchmarks.tables import load
+from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array
-from geode_jax.compilation import quickly_compiled
-from geode_jax.gibbs import allocation, noise, rank, scales, shrinkage, weights
+from geode_jax.gibbs import membership, noise, rank, shrinkage, signal, tree_weights
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
-from geode_jax.gibbs.sweep import Problem
+from geode_jax.model.problem import Problem
+from geode_jax.model.state import node_sums
+from geode_jax.model.statistics import Statistics
+from geode_jax.model.tree import tree_from_mask
 from geode_jax.settings import DirectMembership, ExactShrinkage, Prior, RankAdaptation
-from geode_jax.state import node_sums
-from geode_jax.statistics import Statistics
-from geode_jax.tree import tree_from_mask
 
 NUM_FEATURES = 100
 SIZES = ((6000, 5, 20), (20_000, 6, 40), (60_000, 5, 20))
@@ -63,17 +63,19 @@ def blocks() -> dict[str, Callable[[Array, Chain, Problem], Any]]:
 
     return {
         "floor": lambda key, chain, problem: jnp.sum(problem.statistics.squared * chain.state.tau_excess[0, 0]),
-        "membership": lambda key, chain, problem: allocation.draw(
+        "membership": lambda key, chain, problem: membership.draw(
             key, chain.state, problem.statistics, problem.tree, problem.num_features
         ),
         "node sums": sums,
-        "u": lambda key, chain, problem: scales.move(key, chain.state, chain.sums, problem.tree, problem.shrinkage),
+        "u": lambda key, chain, problem: signal.move(key, chain.state, chain.sums, problem.tree, problem.shrinkage),
         "tau": lambda key, chain, problem: shrinkage.move(key, chain.state, problem.prior),
         "tail": lambda key, chain, problem: shrinkage.renew(key, chain.state, chain.sums, problem.tree, problem.prior),
         "sigma": lambda key, chain, problem: noise.move(
             key, chain.state, chain.sums, problem.tree, problem.prior, problem.num_features
         ),
-        "weights": lambda key, chain, problem: weights.move(key, chain.state, chain.sums, problem.tree, problem.prior),
+        "weights": lambda key, chain, problem: tree_weights.move(
+            key, chain.state, chain.sums, problem.tree, problem.prior
+        ),
         "ranks": lambda key, chain, problem: (
             rank.adapt(key, chain.state, problem.is_available, jnp.asarray(100), adaptation)[:2],
             rank.draw_dimension(key, chain.sums, chain.state.log_sigma2, problem.is_available, problem.tree),

@@ -20,13 +20,13 @@ from jax.scipy.special import logsumexp
 from benchmarks.common import write_result
 from benchmarks.tables import load, table
 from geode_jax._typing import Array, KeyArray
-from geode_jax.dictionary import Dictionary
-from geode_jax.gibbs.allocation import node_scores
-from geode_jax.model import sample_prior, simulate
+from geode_jax.gibbs.membership import node_scores
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.joint import sample_prior, simulate
+from geode_jax.model.state import State
+from geode_jax.model.statistics import Statistics, statistics_of
+from geode_jax.model.tree import tree_from_mask
 from geode_jax.settings import Prior
-from geode_jax.state import State
-from geode_jax.statistics import Statistics, statistics_of
-from geode_jax.tree import tree_from_mask
 from geode_jax.truncation import depth_error, rank_error
 
 DEPTH, RANK, NUM_FEATURES = 8, 6, 20

@@ -1,28 +1,20 @@
 """Bayesian multiscale density estimation (GEODE) for high-dimensional data near low-dimensional sets."""
 
-from geode_jax.class_posterior import ClassPosterior
 from geode_jax.estimators.classifier import GeodeClassifier
 from geode_jax.estimators.density import GeodeDensity
 from geode_jax.estimators.imputer import GeodeImputer
 from geode_jax.estimators.regressor import GeodeRegressor
-from geode_jax.fit import fit, sample_posterior
-from geode_jax.fit_classes import fit_classes
-from geode_jax.forest import Forest
-from geode_jax.grow import learn_forest
-from geode_jax.posterior import Posterior
+from geode_jax.fitting.classes import fit_classes
+from geode_jax.fitting.single import fit, sample_posterior
+from geode_jax.forest.forest import Forest
+from geode_jax.forest.learn import learn_forest
+from geode_jax.posterior.classes import ClassPosterior
+from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.api import Imputation, impute, impute_draws, impute_mean, log_density, log_density_draws, sample
 from geode_jax.predict.classes import class_log_densities, class_log_probabilities
 from geode_jax.predict.conditional import Conditional, condition
 from geode_jax.predict.dimension import intrinsic_dimension
 from geode_jax.predict.held_out import held_out_log_density
-from geode_jax.predict.predictive import (
-    Imputation,
-    impute,
-    impute_draws,
-    impute_mean,
-    log_density,
-    log_density_draws,
-    sample,
-)
 from geode_jax.settings import (
     CrossFit,
     DictionarySettings,

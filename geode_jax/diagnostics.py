@@ -14,8 +14,8 @@ from scipy import special, stats
 
 from geode_jax._checks import check_instance
 from geode_jax._typing import ArrayLike
-from geode_jax.posterior import Posterior
-from geode_jax.predict.predictive import log_density_draws
+from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.api import log_density_draws
 from geode_jax.settings import GammaPrior
 
 # Vehtari et al. ask for R-hat below 1.01 and 100 effective draws per chain before a posterior is reported; what is

@@ -10,14 +10,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from geode_jax.gibbs import allocation, missing, noise, scales, shrinkage, weights
+from geode_jax.gibbs import membership, missing, noise, shrinkage, signal, tree_weights
 from geode_jax.settings import DirectMembership, Prior, PublishedShrinkage, SliceMembership
 
 
 def _drop_plus_one():
     """u with shape delta + n/2."""
-    original = scales._gamma_parameters
-    return mock.patch.object(scales, "_gamma_parameters", lambda s, n, t, _: original(s, n, t, PublishedShrinkage()))
+    original = signal._gamma_parameters
+    return mock.patch.object(signal, "_gamma_parameters", lambda s, n, t, _: original(s, n, t, PublishedShrinkage()))
 
 
 def _published_tau():
@@ -65,23 +65,23 @@ def _forget_noise_prior():
 
 def _forget_stopped_rows():
     """S ~ Beta(1 + n, a + v) instead of Beta(1 + n, a + v - n)."""
-    original = weights._beta_parameters
+    original = tree_weights._beta_parameters
 
     def wrong(state, sums, tree, prior):
         a, b, right_a, right_b = original(state, sums, tree, prior)
         return a, b + sums.count, right_a, right_b
 
-    return mock.patch.object(weights, "_beta_parameters", wrong)
+    return mock.patch.object(tree_weights, "_beta_parameters", wrong)
 
 
 def _stale_sums():
     """u from node sums of memberships that have moved on."""
-    original = scales.move
+    original = signal.move
 
     def stale(key, state, sums, tree, settings):
         return original(key, state, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), sums), tree, settings)
 
-    return mock.patch.object(scales, "move", stale)
+    return mock.patch.object(signal, "move", stale)
 
 
 def _constant_key():
@@ -91,66 +91,66 @@ def _constant_key():
 
 
 def _membership_without_weights():
-    original = allocation.node_scores
+    original = membership.node_scores
 
     def flat(state, statistics, tree, num_features):
         even = eqx.tree_at(lambda it: it.logit_right, state, jnp.zeros_like(state.logit_right))
         return original(even, statistics, tree, num_features)
 
-    return mock.patch.object(allocation, "node_scores", flat)
+    return mock.patch.object(membership, "node_scores", flat)
 
 
 def _half_quadratic():
-    original = scales._gamma_parameters
+    original = signal._gamma_parameters
 
     def wrong(state, sums, tree, settings):
         *shape, rate = original(state, sums, tree, settings)
         return *shape, 1.0 + 2.0 * (rate - 1.0)
 
-    return mock.patch.object(scales, "_gamma_parameters", wrong)
+    return mock.patch.object(signal, "_gamma_parameters", wrong)
 
 
 def _slice_without_scale_weight():
     """w ~ U(0, 1) whatever the weight of the row's scale."""
-    original = allocation._log_slices
-    return mock.patch.object(allocation, "_log_slices", lambda key, log_weight: original(key, 0.0 * log_weight))
+    original = membership._log_slices
+    return mock.patch.object(membership, "_log_slices", lambda key, log_weight: original(key, 0.0 * log_weight))
 
 
 def _slice_without_division():
     """Nodes weighted by pi instead of pi over the weight of their scale."""
-    draw_sliced, draw_from = allocation.draw_sliced, allocation._draw_from
+    draw_sliced, draw_from = membership.draw_sliced, membership._draw_from
 
     def sliced(key, state, statistics, tree, num_features):
-        scores = allocation.node_scores(state, statistics, tree, num_features)
+        scores = membership.node_scores(state, statistics, tree, num_features)
 
         def undivided(key_node, divided):
             return draw_from(key_node, jnp.where(jnp.isfinite(divided), scores, -jnp.inf))
 
-        with mock.patch.object(allocation, "_draw_from", undivided):
+        with mock.patch.object(membership, "_draw_from", undivided):
             return draw_sliced(key, state, statistics, tree, num_features)
 
-    return mock.patch.object(allocation, "draw_sliced", sliced)
+    return mock.patch.object(membership, "draw_sliced", sliced)
 
 
 def _concentration_without_prior():
-    original = weights._gamma_parameters
+    original = tree_weights._gamma_parameters
 
     def wrong(state, tree, prior):
         shape, rate = original(state, tree, prior)
         return shape - prior.shape, rate - prior.rate
 
-    return mock.patch.object(weights, "_gamma_parameters", wrong)
+    return mock.patch.object(tree_weights, "_gamma_parameters", wrong)
 
 
 def _concentration_ignored():
     """S drawn with a_S = 1 whatever it is."""
-    original = weights.move
+    original = tree_weights.move
 
     def wrong(key, state, sums, tree, prior):
         flat = eqx.tree_at(lambda it: it.log_stop_concentration, state, jnp.zeros_like(state.log_stop_concentration))
         return original(key, flat, sums, tree, prior)
 
-    return mock.patch.object(weights, "move", wrong)
+    return mock.patch.object(tree_weights, "move", wrong)
 
 
 def _missing_noise_without_rest():

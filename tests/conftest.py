@@ -17,8 +17,8 @@ from jaxtyping import install_import_hook
 
 # Annotated shapes are enforced in the tests and cost users nothing. The public boundary has checks of its own, whose
 # messages the tests read.
-_CORE = ("candidates", "dictionary", "gibbs", "math", "model", "state", "statistics", "tree")
-_PREDICT = ("density", "draw", "held_out", "impute", "partial", "reduced")
+_CORE = ("gibbs", "math", "model")
+_PREDICT = ("density", "samples", "held_out", "conditional_moments", "mixture", "class_span")
 install_import_hook(
     [f"geode_jax.{name}" for name in _CORE] + [f"geode_jax.predict.{name}" for name in _PREDICT], "beartype.beartype"
 )

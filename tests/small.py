@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geode_jax.dictionary import Dictionary
-from geode_jax.gibbs.sweep import Problem
 from geode_jax.math.lowrank import masked_gram, missing_root
-from geode_jax.partial_rows import PartialRows
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.partial_statistics import PartialRows
+from geode_jax.model.problem import Problem
+from geode_jax.model.state import State, node_sums
+from geode_jax.model.statistics import statistics_of
+from geode_jax.model.tree import tree_from_mask
 from geode_jax.settings import DirectMembership, ExactShrinkage, GammaPrior, Prior
-from geode_jax.state import State, node_sums
-from geode_jax.statistics import statistics_of
-from geode_jax.tree import tree_from_mask
 
 NUM_ROWS, NUM_FEATURES, MAX_RANK = 14, 5, 3
 

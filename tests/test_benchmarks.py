@@ -47,7 +47,7 @@ from benchmarks.__main__ import main as entry_point
 from benchmarks.common import earlier_rows, find_data
 from benchmarks.tables import finished
 from geode_jax import DictionarySettings, NoiseShape, learn_forest
-from geode_jax.build.partition import Partition
+from geode_jax.partition.metis import Partition
 
 ROOT = Path(__file__).parent.parent
 

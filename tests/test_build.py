@@ -15,16 +15,13 @@ from joblib import cpu_count
 from scipy import linalg
 from threadpoolctl import threadpool_info
 
-from geode_jax import DictionarySettings, SharedSpan, learn_forest, statistics
-from geode_jax.build import blocks, evidence, noise, subspace
-from geode_jax.build.completed import Completed
-from geode_jax.build.evidence import cross_fitted_evidence
-from geode_jax.build.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
-from geode_jax.build.noise import learn_feature_scales
-from geode_jax.build.parallel import each
-from geode_jax.build.partition import Partition, default_depth, partition_rows, route_rows
-from geode_jax.build.row_space import row_coordinates
-from geode_jax.build.span import (
+from geode_jax import DictionarySettings, SharedSpan, learn_forest
+from geode_jax._runtime.threads import each
+from geode_jax.forest import statistics
+from geode_jax.learning import evidence, feature_noise, subspaces
+from geode_jax.learning.evidence import cross_fitted_evidence
+from geode_jax.learning.feature_noise import learn_feature_scales
+from geode_jax.learning.shared_span import (
     LARGEST_SPAN,
     choose_span,
     learn_dictionaries,
@@ -33,8 +30,14 @@ from geode_jax.build.span import (
     learn_whole_span,
     span_rank,
 )
-from geode_jax.build.standardise import learn_frame, to_model
-from geode_jax.build.subspace import assign_folds, judging_folds, learn_subspaces
+from geode_jax.learning.subspaces import learn_subspaces
+from geode_jax.partition.metis import Partition, default_depth, partition_rows, route_rows
+from geode_jax.partition.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
+from geode_jax.rows import blocks
+from geode_jax.rows.completed import Completed
+from geode_jax.rows.folds import assign_folds, judging_folds
+from geode_jax.rows.frame import learn_frame, to_model
+from geode_jax.rows.row_space import row_coordinates
 
 
 def _partition(x, depth=3, min_cell_size=5, num_neighbors=10, seed=0):
@@ -91,7 +94,7 @@ def test_approximate_neighbours_recall(monkeypatch):
     """Recall of pynndescent above 0.9; about a minute, most of it numba's compilation."""
     x = np.random.default_rng(0).normal(size=(3000, 12)).astype(np.float32)
     exact = nearest_neighbours(x, 10, 0)
-    monkeypatch.setattr("geode_jax.build.neighbours.EXACT_MAX_ROWS", 100)
+    monkeypatch.setattr("geode_jax.partition.neighbours.EXACT_MAX_ROWS", 100)
     found = nearest_neighbours(x, 10, 0)
     recall = np.mean([np.isin(a, b).mean() for a, b in zip(exact, found, strict=True)])
     assert recall > 0.9
@@ -214,7 +217,7 @@ def test_a_cell_inherits_its_parents_covariance(shape, monkeypatch):
     partition = Partition(2, (*cells, None, None))
     rank = min(features, n)  # all there is, so that the parent's spectrum is whole
     found = learn_subspaces(x, partition, rank, folds, 0, parent_rows=2.0)
-    monkeypatch.setattr(subspace, "EXACT_MAX_SIDE", 1)
+    monkeypatch.setattr(subspaces, "EXACT_MAX_SIDE", 1)
     randomised = learn_subspaces(x, partition, rank, folds, 0, parent_rows=2.0)
     for group in range(1, 4):  # a parent learned from all rows passes on no more directions than without a fold
         covariance = []
@@ -260,7 +263,7 @@ def test_work_by_blocks_leaves_nothing_out(shape, monkeypatch):
 def test_randomised_subspaces(monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 5)) @ rng.normal(size=(5, 150)) + 0.01 * rng.normal(size=(200, 150))
-    monkeypatch.setattr(subspace, "EXACT_MAX_SIDE", 50)
+    monkeypatch.setattr(subspaces, "EXACT_MAX_SIDE", 50)
     found = learn_subspaces(x, Partition(0, (np.arange(200),)), 5, None, 0)
     assert linalg.subspace_angles(found.bases[0, 0], _oracle(x, 5)[1]).max() < 1e-3
 
@@ -340,7 +343,7 @@ def test_filled_entries_say_nothing_of_the_noise():
 @pytest.mark.parametrize("is_partial", [False, True])
 def test_noise_scales_from_as_many_folds_as_are_enough(is_partial, monkeypatch):
     """Three of five: rows of the others have no say in the residuals, however they are."""
-    monkeypatch.setattr(noise, "ENOUGH_ROWS", 900)
+    monkeypatch.setattr(feature_noise, "ENOUGH_ROWS", 900)
     rng = np.random.default_rng(0)
     truth = np.geomspace(0.5, 2.0, 10)
     truth /= np.exp(np.log(truth).mean())
@@ -634,7 +637,7 @@ def test_each_in_parallel():
 def test_a_fork_has_threads_of_its_own():
     code = """
 import os, sys
-from geode_jax.build.parallel import each
+from geode_jax._runtime.threads import each
 each(float, range(9))
 child = os.fork()
 if child == 0:
@@ -649,7 +652,7 @@ def test_free_memory_goes_back():
     code = """
 import numpy as np
 from benchmarks.common import memory_bytes
-from geode_jax.build.heap import release_free_memory
+from geode_jax._runtime.buffers import release_free_memory
 arrays = [np.ones(12_000) for _ in range(1000)]  # too small for a mapping of their own: 92 MiB on the heap
 del arrays[:-1]  # the last one holds the heap's end
 before = memory_bytes("RssAnon")

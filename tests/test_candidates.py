@@ -13,17 +13,18 @@ from small import NUM_ROWS, make_dictionary, make_problem
 
 import geode_jax
 from geode_jax._typing import precision_of
-from geode_jax.build.candidates import find_candidates
-from geode_jax.build.evidence import cell_mixture, statistics_at
-from geode_jax.build.neighbours import neighbour_graph
-from geode_jax.build.partition import partition_rows
-from geode_jax.build.subspace import assign_folds, learn_subspaces
-from geode_jax.candidates import BLOCK, CandidateStatistics, _lay_out, regroup
-from geode_jax.forest import Forest
-from geode_jax.gibbs import allocation
+from geode_jax.forest.defaults import resolve
+from geode_jax.forest.forest import Forest
+from geode_jax.gibbs import membership
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
-from geode_jax.grow import resolve
+from geode_jax.learning.candidate_search import find_candidates
+from geode_jax.learning.evidence import cell_mixture, statistics_at
+from geode_jax.learning.subspaces import learn_subspaces
+from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out, regroup
+from geode_jax.partition.metis import partition_rows
+from geode_jax.partition.neighbours import neighbour_graph
+from geode_jax.rows.folds import assign_folds
 from geode_jax.settings import SliceMembership
 
 FEW = dataclasses.replace(DICTIONARY, num_candidates=4)
@@ -31,7 +32,7 @@ FEW = dataclasses.replace(DICTIONARY, num_candidates=4)
 
 def _at_candidates(dense, node, num_nodes):
     """Dense statistics of one tree as those of candidates `node`, (M, n), K where a row has no more."""
-    layout = _lay_out(node, num_nodes, 1)
+    layout = lay_out(node, num_nodes, 1)
     residual = np.full(layout.row.shape, 77.0, dense.residual.dtype)  # rubbish at empty places
     squared = np.full((*layout.row.shape, dense.squared.shape[-1]), 99.0, dense.residual.dtype)
     at_pair = np.repeat(layout.block_node, BLOCK, axis=1)
@@ -88,9 +89,9 @@ def test_memberships_follow_the_conditional_over_candidates():
         tree, count = dense.tree, dense.num_features
         state = jax.jit(initial_chain)(jax.random.key(1), few).state
         keys = jax.random.split(jax.random.key(2), 4000)
-        drawn = jax.jit(jax.vmap(lambda key: allocation.draw(key, state, few.statistics, tree, count)))(keys)
-        scores = np.array(allocation.node_scores(state, dense.statistics, tree, count))
-        log_conditional = allocation.log_conditional(state, few.statistics, tree, count)
+        drawn = jax.jit(jax.vmap(lambda key: membership.draw(key, state, few.statistics, tree, count)))(keys)
+        scores = np.array(membership.node_scores(state, dense.statistics, tree, count))
+        log_conditional = membership.log_conditional(state, few.statistics, tree, count)
     is_candidate = (node[:, None] == np.arange(tree.num_nodes)[:, None]).any(axis=0)
     probability = special.softmax(np.where(is_candidate, scores, -np.inf), axis=0)
     share = np.stack([(np.asarray(drawn) == k).mean(axis=0) for k in range(tree.num_nodes)])
@@ -112,7 +113,7 @@ def test_groups_of_rows_change_nothing(num_groups):
         state = initial_chain(jax.random.key(1), few).state
         for mine, theirs in zip(grouped.at(state.node), few.statistics.at(state.node), strict=True):
             np.testing.assert_array_equal(mine, theirs)
-        scores = [allocation.node_scores(state, it, few.tree, few.num_features) for it in (grouped, few.statistics)]
+        scores = [membership.node_scores(state, it, few.tree, few.num_features) for it in (grouped, few.statistics)]
         np.testing.assert_allclose(*scores, rtol=1e-12)
 
 

@@ -46,7 +46,7 @@ def test_resumed_fit_is_the_fit(data, tmp_path, num_segments, is_partial):
     whole = geode_jax.fit(key, x, **OPTIONS)
     with _stop_after(num_segments, _PowerCut), pytest.raises(_PowerCut):
         geode_jax.fit(key, x, **OPTIONS, checkpoint=tmp_path)
-    with mock.patch("geode_jax.fit.grow_forest", side_effect=AssertionError("stage one is kept")):
+    with mock.patch("geode_jax.fitting.single.grow_forest", side_effect=AssertionError("stage one is kept")):
         resumed = geode_jax.fit(key, x, **OPTIONS, checkpoint=tmp_path)
         assert eqx.tree_equal(resumed, whole)
         with mock.patch.object(run, "_segment", side_effect=AssertionError("it is finished")):

@@ -1,7 +1,6 @@
 """Classes: their densities against the mixture written out, calibration, votes, files, bad input."""
 
 import dataclasses
-import importlib
 
 import equinox as eqx
 import jax
@@ -12,6 +11,7 @@ from scipy import special
 
 import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
+from geode_jax.fitting import classes
 
 SAMPLER = SamplerSettings(num_warmup=30, num_samples=20, segment_length=10)
 SETTINGS = DictionarySettings(num_trees=2, max_rank=2, depth=1, shared_span=SharedSpan(4))
@@ -236,9 +236,8 @@ def test_bad_rows(reduced):
 @pytest.mark.slow
 def test_progress_goes_forward(train, monkeypatch):
     shares = []
-    module = importlib.import_module("geode_jax.fit_classes")  # the package's attribute is the function
-    monkeypatch.setattr(module, "move_bar", lambda bar, first, last, share, text: shares.append(share))
-    monkeypatch.setattr(module, "BATCH_BYTES", 1)
+    monkeypatch.setattr(classes, "move_bar", lambda bar, first, last, share, text: shares.append(share))
+    monkeypatch.setattr(classes, "BATCH_BYTES", 1)
     settings = dataclasses.replace(SETTINGS, num_trees=1)
     geode_jax.fit_classes(jax.random.key(0), *train, dictionary=settings, sampler=SAMPLER)
     assert len(shares) > 20

@@ -8,8 +8,8 @@ import pytest
 from conftest import DICTIONARY, SAMPLER
 
 import geode_jax
-from geode_jax import compilation
-from geode_jax.compilation import OPTIONS, quickly_compiled
+from geode_jax._runtime import compilation
+from geode_jax._runtime.compilation import OPTIONS, quickly_compiled
 
 
 @pytest.fixture

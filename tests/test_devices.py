@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 import geode_jax
 from geode_jax import Prior, SamplerSettings
-from geode_jax.gibbs import allocation, placement, run
+from geode_jax.gibbs import membership, run, sharding
 
 SAMPLER = SamplerSettings(num_warmup=10, num_samples=10, num_chains=2, segment_length=10)
 needs_devices = pytest.mark.skipif(jax.device_count() < 4, reason="needs XLA_FLAGS as conftest.py gives to workers")
@@ -66,21 +66,21 @@ def test_draws_are_those_of_one_device(data, sizes, kind):
 
 
 @needs_devices
-@pytest.mark.parametrize("chunk_bits", [allocation.CHUNK_BITS, 6, 4], ids=["one chunk", "2 chunks", "8 chunks"])
-@pytest.mark.parametrize("few_nodes", [allocation.FEW_NODES, 0], ids=["node by node", "by blocks"])
+@pytest.mark.parametrize("chunk_bits", [membership.CHUNK_BITS, 6, 4], ids=["one chunk", "2 chunks", "8 chunks"])
+@pytest.mark.parametrize("few_nodes", [membership.FEW_NODES, 0], ids=["node by node", "by blocks"])
 def test_devices_exchange_node_sums_only(data, few_nodes, chunk_bits, monkeypatch):
     """Once a sweep; neither statistics nor anything else of the rows' size leaves its device."""
-    monkeypatch.setattr(allocation, "FEW_NODES", few_nodes)
-    monkeypatch.setattr(allocation, "CHUNK_BITS", chunk_bits)
+    monkeypatch.setattr(membership, "FEW_NODES", few_nodes)
+    monkeypatch.setattr(membership, "CHUNK_BITS", chunk_bits)
     forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
-    mesh = placement.with_all_axes(_mesh(trees=2, rows=2))
-    problems = placement.place_problem(forest.problem(Prior(), SAMPLER), mesh)
+    mesh = sharding.with_all_axes(_mesh(trees=2, rows=2))
+    problems = sharding.place_problem(forest.problem(Prior(), SAMPLER), mesh)
     num_trees, num_nodes, num_places, rank = problems.statistics.squared.shape
     shard = problems.statistics.squared.sharding.shard_shape(problems.statistics.squared.shape)
     assert shard == (num_trees // 2, num_nodes, num_places // 2, rank)
 
     keys = jax.random.split(jax.random.key(1), (num_trees, SAMPLER.num_chains))
-    keys = placement.place(keys, jax.NamedSharding(mesh, placement.BY_CHAIN))
+    keys = sharding.place(keys, jax.NamedSharding(mesh, sharding.BY_CHAIN))
     chains = run._start(keys, problems, mesh)
     segment = partial(run._segment.__wrapped__, length=10, adaptation=SAMPLER.adaptation, mesh=mesh)
     program = jax.jit(segment).lower(keys, chains, problems, np.int32(0), np.int32(10)).compile().as_text()

@@ -16,14 +16,14 @@ from conftest import DICTIONARY, SAMPLER
 from scipy import stats
 
 import geode_jax
-from geode_jax import learn as learning
-from geode_jax import memory
-from geode_jax.build import row_space
+from geode_jax.fitting import memory
+from geode_jax.forest import choices, dictionaries, trees
+from geode_jax.forest.defaults import resolve
 from geode_jax.gibbs import chain as chain_module
 from geode_jax.gibbs import rank
-from geode_jax.grow import resolve
-from geode_jax.state import NodeSums
-from geode_jax.tree import tree_from_mask
+from geode_jax.model.state import NodeSums
+from geode_jax.model.tree import tree_from_mask
+from geode_jax.rows import row_space
 
 TINY = geode_jax.SamplerSettings(num_warmup=10, num_samples=10, segment_length=10)
 
@@ -409,7 +409,7 @@ def test_candidates_follow_from_the_rank_that_is_found(monkeypatch):
     x = rng.normal(size=(400, 2)) @ rng.normal(size=(2, 50)) + 0.1 * rng.normal(size=(400, 50))
     settings = geode_jax.DictionarySettings(num_trees=2, depth=4)
     for size, expected in ((2**20, 31), (2**13, 8)):
-        monkeypatch.setattr("geode_jax.grow.CANDIDATE_BYTES", size)
+        monkeypatch.setattr("geode_jax.forest.defaults.CANDIDATE_BYTES", size)
         assert resolve(settings, *x.shape).num_candidates < 31
         forest = geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings)
         assert forest.dictionary.max_rank < 10
@@ -457,13 +457,15 @@ def test_few_rows_in_many_features(span, monkeypatch):
         return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
 
     used = mock.Mock(wraps=row_space.row_coordinates)
-    monkeypatch.setattr(learning, "row_coordinates", used)
-    chosen = mock.Mock(wraps=learning.choose_span)
-    monkeypatch.setattr(learning, "choose_span", chosen)
+    for module in (dictionaries, trees):
+        monkeypatch.setattr(module, "row_coordinates", used)
+    chosen = mock.Mock(wraps=choices.choose_span)
+    monkeypatch.setattr(choices, "choose_span", chosen)
     found = learn()
     assert used.call_count == 2  # for trees, and divided by the noise scales
     assert all(call.args[-1] == 120 for call in chosen.call_args_list)  # the noise lives in R^D
-    monkeypatch.setattr(learning, "is_worth", lambda *_: False)
+    for module in (dictionaries, trees):
+        monkeypatch.setattr(module, "is_worth", lambda *_: False)
     expected = learn()
     assert used.call_count == 2  # for trees, and divided by the noise scales
     assert found.dictionary_settings == expected.dictionary_settings

@@ -13,12 +13,12 @@ import small
 from jax import lax
 from jax.extend import core
 
-from geode_jax import completion
 from geode_jax._typing import precision_of
+from geode_jax.forest import fill
 from geode_jax.gibbs import missing
-from geode_jax.math.seen import see
-from geode_jax.model import sample_prior
-from geode_jax.predict import impute, partial, reduced
+from geode_jax.math.whitening import see
+from geode_jax.model.joint import sample_prior
+from geode_jax.predict import class_span, conditional_moments, mixture
 
 LAPACK = {"cholesky", "triangular_solve"}
 
@@ -71,19 +71,21 @@ def test_what_is_seen_is_one_chain():
 def test_predictions_are_one_chain(arguments):
     row, dtype = jnp.arange(4), arguments[2].x.dtype
     programs = {
-        "density": functools.partial(partial.log_density_partial, num_candidates=3),
-        "mean": functools.partial(impute.conditional_summary, features=None, num_candidates=3, levels=None),
+        "density": functools.partial(mixture.log_density_partial, num_candidates=3),
+        "mean": functools.partial(
+            conditional_moments.conditional_summary, features=None, num_candidates=3, levels=None
+        ),
         "interval": functools.partial(
-            impute.conditional_summary, features=jnp.asarray([1]), num_candidates=3, levels=(0.05, 0.95)
+            conditional_moments.conditional_summary, features=jnp.asarray([1]), num_candidates=3, levels=(0.05, 0.95)
         ),
     }
     jaxprs = {name: jax.make_jaxpr(program)(*arguments) for name, program in programs.items()}
-    jaxprs["draws"] = jax.make_jaxpr(functools.partial(impute.conditional_draws, num_candidates=3, num_samples=2))(
-        jax.random.key(0), *arguments, row, None
-    )
-    shown = reduced.Shown(*(jnp.zeros(shape, jnp.float32) for shape in ((4, 6), (4, 6, 6), (4, 6), (4,), (4,))))
+    jaxprs["draws"] = jax.make_jaxpr(
+        functools.partial(conditional_moments.conditional_draws, num_candidates=3, num_samples=2)
+    )(jax.random.key(0), *arguments, row, None)
+    shown = class_span.Shown(*(jnp.zeros(shape, jnp.float32) for shape in ((4, 6), (4, 6, 6), (4, 6), (4,), (4,))))
     shown = jax.tree.map(lambda leaf: leaf.astype(dtype), shown)
-    jaxprs["classes"] = jax.make_jaxpr(functools.partial(reduced.log_density_reduced, num_candidates=3))(
+    jaxprs["classes"] = jax.make_jaxpr(functools.partial(class_span.log_density_reduced, num_candidates=3))(
         *arguments[:2], jnp.ones((), dtype), shown
     )
     for name, jaxpr in jaxprs.items():
@@ -100,7 +102,7 @@ def test_the_sweep_is_one_chain_with_missing_features():
     group = jax.tree.map(lambda leaf: leaf[0], rows)
     jaxprs = [
         jax.make_jaxpr(missing.draw_group)(jax.random.key(0), state, group, dictionary.tree),
-        jax.make_jaxpr(completion._conditional)(group, *(jnp.zeros(shape) for shape in ((6, 5, 3), (6, 5), (6, 5)))),
+        jax.make_jaxpr(fill._conditional)(group, *(jnp.zeros(shape) for shape in ((6, 5, 3), (6, 5), (6, 5)))),
     ]
     for jaxpr in jaxprs:
         count, pairs = unordered_pairs(jaxpr.jaxpr)

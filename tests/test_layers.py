@@ -13,101 +13,45 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "geode_jax"
 
-# Every module's layer; a module imports only from lower layers of the package, or its own folder's earlier files.
+# The layer of every folder, and of the modules beside them. A module imports from lower layers, and from modules of its
+# own folder that do not lead back to it.
 LAYERS = {
     "_typing": 0,
-    "_checks": 0.5,
-    "compilation": 0.5,
-    "settings": 1,
-    "truncation": 1.5,
-    "storage": 1.5,
-    "memory": 1.5,
-    "checkpoint": 1.6,
-    "math.log_concave": 2,
-    "math.truncated": 2.1,
-    "math.conjugate": 2.2,
-    "math.lowrank": 2,
-    "math.seen": 2.1,
-    "math.streaming": 2,
-    "build.blocks": 1.9,
-    "build.heap": 1.9,
-    "build.rows": 1.95,
-    "build.standardise": 2,
-    "build.neighbours": 2,
-    "build.partition": 2,
-    "build.parallel": 2,
-    "build.row_space": 2,
-    "build.subspace": 2.1,
-    "build.fill": 2.2,
-    "build.noise": 2.3,
-    "build.evidence": 2.2,
-    "build.completed": 2.2,
-    "build.shape": 2.4,
-    "build.units": 2.4,
-    "build.span": 2.3,
-    "build.candidates": 2.3,
-    "build.reduction": 2.3,
-    "tree": 3,
-    "dictionary": 4,
-    "statistics": 5,
-    "candidates": 5.2,
-    "partial_rows": 5.5,
-    "state": 6,
-    "model": 7,
-    "gibbs.allocation": 8,
-    "gibbs.weights": 8,
-    "gibbs.scales": 8,
-    "gibbs.shrinkage": 8,
-    "gibbs.noise": 8,
-    "gibbs.rank": 8,
-    "gibbs.missing": 8,
-    "gibbs.sweep": 9,
-    "gibbs.chain": 9.5,
-    "gibbs.placement": 9.7,
-    "gibbs.run": 10,
-    "learn": 9.8,
-    "completion": 9.9,
-    "handover": 9.95,
-    "forest": 10,
-    "grow": 10.1,
-    "posterior": 11,
-    "class_posterior": 11.5,
-    "fit": 12.2,
-    "predict.density": 12,
-    "predict.draw": 12,
-    "predict.partial": 12,
-    "predict.impute": 12.1,
-    "predict.boundary": 12.1,
-    "predict.conditional": 12.2,
-    "predict.conformal": 12.2,
-    "predict.predictive": 12.3,
-    "predict.dimension": 12.2,
-    "predict.held_out": 12.1,
-    "predict.reduced": 12.1,
-    "predict.classes": 12.2,
-    "calibration": 12.4,
-    "fit_classes": 12.5,
-    "diagnostics": 13,
-    "estimators.base": 13,
-    "estimators.density": 13.1,
-    "estimators.imputer": 13.1,
-    "estimators.regressor": 13.1,
-    "estimators.classifier": 13.1,
-    "interop.plots": 14,
-    "interop.numpyro": 14,
-    "interop.arviz": 14,
-    "demo.baselines": 14,
-    "demo.digits": 15,
-    "cli.tables": 15,
-    "cli.commands": 16,
-    "__main__": 17,
+    "_checks": 1,
+    "_runtime": 1,
+    "rows": 2,
+    "settings": 2,
+    "_files": 3,
+    "math": 3,
+    "partition": 3,
+    "truncation": 3,
+    "learning": 4,
+    "model": 5,
+    "forest": 6,
+    "gibbs": 6,
+    "posterior": 6,
+    "predict": 7,
+    "fitting": 8,
+    "diagnostics": 8,
+    "estimators": 9,
+    "interop": 9,
+    "demo": 10,
+    "cli": 11,
+    "__main__": 12,
 }
-STAGE_ONE_FORBIDS = {"jax", "jaxlib", "equinox", "numpyro"}
-STAGE_TWO_FORBIDS = {"scipy", "sklearn", "pymetis", "pynndescent"}
-STAGE_TWO = ("gibbs.", "math.", "tree", "statistics", "state", "model")
+# What a folder must not reach, by whatever path.
+UNREACHABLE = {
+    "rows": {"jax", "jaxlib", "equinox", "numpyro"},
+    "partition": {"jax", "jaxlib", "equinox", "numpyro"},
+    "learning": {"jax", "jaxlib", "equinox", "numpyro"},
+    "model": {"pymetis", "pynndescent", "sklearn", "joblib"},
+    "gibbs": {"pymetis", "pynndescent", "sklearn", "joblib"},
+}
+# What it must not import itself.
+FORBIDDEN = {"math": {"scipy"}, "model": {"scipy"}, "gibbs": {"scipy"}}
 # Optional or slow to import: only where it is used.
 LAZY = {
-    "pynndescent": {"build.neighbours"},
+    "pynndescent": {"partition.neighbours"},
     "matplotlib.figure": {"demo.digits"},
     "geode_jax.interop.plots": {"demo.digits"},
     "pyarrow": {"cli.tables"},
@@ -138,20 +82,78 @@ def _imports(path):
                 yield (f"{module}.{alias.name}" if is_module else module), id(node) in inner
 
 
-@pytest.mark.parametrize(("name", "path"), list(_modules()), ids=[name for name, _ in _modules()])
-def test_imports_point_down(name, path):
-    assert name in LAYERS, "give the new module a layer"
-    for imported, is_inner in _imports(path):
-        top = imported.split(".")[0]
-        if is_inner:
-            assert name in LAZY.get(imported, ()), f"{imported} is imported inside a function"
-        if top == "geode_jax":
-            assert imported != "geode_jax", "import the module that defines a name"
-            assert LAYERS[imported.removeprefix("geode_jax.")] < LAYERS[name], f"{name} imports {imported}"
-        if name.startswith("build."):
-            assert top not in STAGE_ONE_FORBIDS
-        if name.startswith(STAGE_TWO):
-            assert top not in STAGE_TWO_FORBIDS
+IMPORTS = {name: list(_imports(path)) for name, path in _modules()}
+
+
+def _folder(name):
+    return name.split(".")[0]
+
+
+def _reached(name, imports):
+    """Modules of the package, and packages beside it, that importing a module leads to."""
+    found, open_ones = set(), [name]
+    while open_ones:
+        for imported, _ in imports[open_ones.pop()]:
+            own = imported.removeprefix("geode_jax.")
+            target = own if own in imports else imported.split(".")[0]
+            if target not in found:
+                found.add(target)
+                open_ones += [target] if target in imports else []
+    return found
+
+
+def _problems(name, imports):
+    """What is wrong with the imports of a module, in words."""
+    folder, found = _folder(name), []
+    if folder not in LAYERS:
+        return [f"{name}: give the folder a layer"]
+    for imported, is_inner in imports[name]:
+        if is_inner and name not in LAZY.get(imported, ()):
+            found.append(f"{name} imports {imported} inside a function")
+        if imported == "geode_jax":
+            found.append(f"{name}: import the module that defines a name")
+        elif imported.startswith("geode_jax."):
+            other = _folder(imported.removeprefix("geode_jax."))
+            if other != folder and not LAYERS[other] < LAYERS[folder]:
+                found.append(f"{name} imports {imported}")
+        elif imported.split(".")[0] in FORBIDDEN.get(folder, ()):
+            found.append(f"{name} imports {imported}")
+    reached = _reached(name, imports)
+    if name in reached:
+        found.append(f"{name} leads back to itself")
+    found += [f"{name} reaches {package}" for package in reached & UNREACHABLE.get(folder, set())]
+    return found
+
+
+@pytest.mark.parametrize("name", list(IMPORTS))
+def test_imports_point_down(name):
+    assert not _problems(name, IMPORTS)
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("gibbs.sweep", "geode_jax.forest.forest"),  # beside it
+        ("model.state", "geode_jax.gibbs.sweep"),  # above it
+        ("model.tree", "geode_jax.model.dictionary"),  # a cycle inside a folder
+        ("math.lowrank", "scipy"),
+        ("rows.view", "jax"),
+        ("model.joint", "geode_jax.partition.metis"),  # lower, but it reaches pymetis
+    ],
+)
+def test_a_wrong_import_is_seen(module, imported):
+    assert _problems(module, {**IMPORTS, module: [*IMPORTS[module], (imported, False)]})
+
+
+def test_a_wrong_import_is_seen_from_afar():
+    """The sampler would reach METIS through a module that may import what does."""
+    changed = {**IMPORTS, "model.problem": [*IMPORTS["model.problem"], ("geode_jax.learning.subspaces", False)]}
+    assert any("pymetis" in problem for problem in _problems("gibbs.run", changed))
+
+
+def test_the_top_level_is_the_public_face():
+    beside = {path.stem for path in ROOT.glob("*.py")}
+    assert beside == {"__init__", "__main__", "_checks", "_typing", "diagnostics", "settings", "truncation"}
 
 
 def _globals_read(code):

@@ -8,14 +8,14 @@ import pytest
 from numpyro.infer import MCMC
 
 import geode_jax
-from geode_jax import completion
 from geode_jax._typing import precision_of
-from geode_jax.build.fill import fill_low_rank
-from geode_jax.build.partition import Partition
+from geode_jax.forest import fill
+from geode_jax.forest.defaults import resolve
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
-from geode_jax.grow import resolve
 from geode_jax.interop.numpyro import GeodeKernel
+from geode_jax.learning.soft_impute import fill_low_rank
+from geode_jax.partition.metis import Partition
 
 DICTIONARY = geode_jax.DictionarySettings(
     num_trees=2,
@@ -195,12 +195,12 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     folds = np.arange(len(data)) % 3
     cells = Partition(1, (np.arange(90), np.arange(45), np.arange(45, 90)))
     settings = resolve(DICTIONARY, *data.shape)
-    monkeypatch.setattr(completion, "grow_trees", lambda *_: ([cells], np.ones(6)))
+    monkeypatch.setattr(fill, "grow_trees", lambda *_: ([cells], np.ones(6)))
     for name in ("fit_quick_mixture", "find_candidates"):
-        monkeypatch.setattr(completion, name, _first_result(getattr(completion, name)))
+        monkeypatch.setattr(fill, name, _first_result(getattr(fill, name)))
 
     def complete(x):
-        return completion.complete(x, is_observed, settings, folds, [0], lambda *_: None, may_lower_rank=False)
+        return fill.complete(x, is_observed, settings, folds, [0], lambda *_: None, may_lower_rank=False)
 
     with precision_of(np.float32):
         moved = np.where((folds == 0)[:, None], filled + 1.0, filled).astype(np.float32)

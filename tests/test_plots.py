@@ -15,7 +15,7 @@ from geode_jax.interop.plots import (
     intrinsic_dimension,
     scale_weights,
 )
-from geode_jax.predict.boundary import of_features
+from geode_jax.predict.rows import of_features
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from scipy import special, stats
 
 import geode_jax
 from geode_jax.math.streaming import block_size, map_row_blocks
-from geode_jax.predict.boundary import CANDIDATES
-from geode_jax.predict.impute import _pool
-from geode_jax.predict.partial import SCREEN_RANK
+from geode_jax.predict.conditional_moments import _pool
+from geode_jax.predict.mixture import SCREEN_RANK
+from geode_jax.predict.rows import CANDIDATES
 
 SEEN = np.array([True, False, True, True, False, True])
 EVERY = 31  # all nodes, so that nothing is pruned

@@ -1,6 +1,5 @@
 """Rows in other coordinates without a copy of them all, and stage one of a file that is mapped into memory."""
 
-import sys
 import tracemalloc
 from unittest import mock
 
@@ -10,8 +9,9 @@ import numpy as np
 import pytest
 
 import geode_jax
-from geode_jax.build.blocks import BLOCK_NUMBERS
-from geode_jax.build.rows import View, as_array, divide, is_memory_mapped, taken
+from geode_jax.fitting import single
+from geode_jax.rows.blocks import BLOCK_NUMBERS
+from geode_jax.rows.view import View, as_array, divide, is_memory_mapped, taken
 
 WIDE, TALL, PICTURES, CANDIDATES = "wide", "tall", "noise with a shape", "candidates"
 
@@ -97,9 +97,9 @@ def test_a_mapped_file_is_learned_from_as_an_array_is(case, dtype, tmp_path, mon
     x = _curved(*shape)
     np.save(tmp_path / "rows.npy", x)
     if case == PICTURES:
-        monkeypatch.setattr("geode_jax.build.shape.LEAST_GAIN", -np.inf)
-        monkeypatch.setattr("geode_jax.build.shape.is_clear", lambda gain: True)
-        monkeypatch.setattr("geode_jax.learn.choose_span", lambda *rest: None)
+        monkeypatch.setattr("geode_jax.learning.noise_covariance.LEAST_GAIN", -np.inf)
+        monkeypatch.setattr("geode_jax.learning.noise_covariance.is_clear", lambda gain: True)
+        monkeypatch.setattr("geode_jax.forest.choices.choose_span", lambda *rest: None)
     settings = geode_jax.DictionarySettings(num_trees=2, max_rank=4, depth=2, **options)
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     found, expected = (
@@ -118,7 +118,7 @@ def test_room_for_the_rows_of_a_mapped_file(is_mapped, is_missing, tmp_path, mon
     data = np.load(tmp_path / "rows.npy", mmap_mode="r" if is_mapped else None)
     settings = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1, noise_shape=None)
     needed = mock.Mock(side_effect=RuntimeError)
-    monkeypatch.setattr(sys.modules["geode_jax.fit"], "warn_if_too_large", needed)  # fit is a function too
+    monkeypatch.setattr(single, "warn_if_too_large", needed)
     with pytest.raises(RuntimeError):
         geode_jax.fit(jax.random.key(0), data, dictionary=settings)
     assert needed.call_args.args[0]["rows"] == (0 if is_mapped and not is_missing else x.nbytes)

@@ -18,7 +18,7 @@ from bugs import BUGS
 from scipy import stats
 
 from geode_jax.gibbs.chain import initial_chain, step
-from geode_jax.model import sample_prior, simulate
+from geode_jax.model.joint import sample_prior, simulate
 from geode_jax.settings import DirectMembership, ExactShrinkage, PublishedShrinkage, SliceMembership
 
 NUM_REPLICATES = 3000

@@ -17,14 +17,15 @@ from bugs import BUGS, caught_by
 from scipy import special, stats
 
 from geode_jax._typing import precision_of
-from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
+from geode_jax.gibbs import membership, noise, shrinkage, signal, tree_weights
 from geode_jax.gibbs.chain import initial_chain
-from geode_jax.gibbs.sweep import Problem, sweep
-from geode_jax.model import sample_prior, simulate
+from geode_jax.gibbs.sweep import sweep
+from geode_jax.model.joint import sample_prior, simulate
+from geode_jax.model.problem import Problem
+from geode_jax.model.state import NodeSums, half_count_and_rate, node_sums
+from geode_jax.model.statistics import Statistics
+from geode_jax.model.tree import tree_from_mask
 from geode_jax.settings import DirectMembership, ExactShrinkage, Prior
-from geode_jax.state import NodeSums, half_count_and_rate, node_sums
-from geode_jax.statistics import Statistics
-from geode_jax.tree import tree_from_mask
 
 NUM_DRAWS = 4000
 LEVEL = 1e-4
@@ -98,7 +99,7 @@ def _repeated(step, times):
 
 
 def _move_u(key, problem, state, sums):
-    moved = scales.move(key, state, sums, problem.tree, ExactShrinkage())
+    moved = signal.move(key, state, sums, problem.tree, ExactShrinkage())
     return eqx.tree_at(lambda it: it.log_neg_log_u, state, moved)
 
 
@@ -112,12 +113,12 @@ def _move_noise(key, problem, state, sums):
 
 
 def _move_weights(key, problem, state, sums):
-    moved = weights.move(key, state, sums, problem.tree, problem.prior)
+    moved = tree_weights.move(key, state, sums, problem.tree, problem.prior)
     return eqx.tree_at(lambda it: (it.logit_stop, it.logit_right), state, moved)
 
 
 def _move_concentration(key, problem, state, sums):
-    moved = weights.move_concentration(key, state, problem.tree, problem.prior)
+    moved = tree_weights.move_concentration(key, state, problem.tree, problem.prior)
     return eqx.tree_at(lambda it: it.log_stop_concentration, state, moved)
 
 
@@ -136,7 +137,7 @@ def _u(dtype):
             draws[:, k, m],
             lambda it: it.log_neg_log_u,
             (k, m),
-            lambda s, sums, p, at=(k, m): scales.log_conditional(s, sums, p.tree)[at],
+            lambda s, sums, p, at=(k, m): signal.log_conditional(s, sums, p.tree)[at],
             lambda v: v - jnp.exp(v),
         )
         for k, m in np.argwhere(mask)
@@ -241,7 +242,7 @@ def _weights(dtype):
         return jax.nn.log_sigmoid(v) + jax.nn.log_sigmoid(-v)
 
     def conditional(part):
-        return lambda s, sums, p: weights.log_conditional(s, sums, p.tree, p.prior)[part]
+        return lambda s, sums, p: tree_weights.log_conditional(s, sums, p.tree, p.prior)[part]
 
     return [_p_value(stop[:, k], lambda it: it.logit_stop, (k,), conditional(0), measure) for k in internal] + [
         _p_value(right[:, k], lambda it: it.logit_right, (k,), conditional(1), measure) for k in internal
@@ -255,7 +256,7 @@ def _concentration(dtype):
             draws,
             lambda it: it.log_stop_concentration,
             (),
-            lambda s, sums, p: weights.log_conditional_of_concentration(s, p.tree, p.prior),
+            lambda s, sums, p: tree_weights.log_conditional_of_concentration(s, p.tree, p.prior),
             lambda v: v,
         )
     ]
@@ -265,12 +266,12 @@ def _node_probabilities():
     """Conditional of every row's node, (K, n)."""
     with precision_of(np.float64):
         problem, state = _setting(np.float64)
-        scores = allocation.node_scores(state, problem.statistics, problem.tree, problem.num_features)
+        scores = membership.node_scores(state, problem.statistics, problem.tree, problem.num_features)
         return np.asarray(jax.nn.softmax(scores, axis=0))
 
 
 def _membership(dtype):
-    node = _draws(dtype, lambda k, p, s, sums: allocation.draw(k, s, p.statistics, p.tree, p.num_features))
+    node = _draws(dtype, lambda k, p, s, sums: membership.draw(k, s, p.statistics, p.tree, p.num_features))
     return _frequency_p_values(node, _node_probabilities())
 
 
@@ -315,7 +316,7 @@ def test_slices_leave_the_conditional_unchanged():
 
 
 def _slices(dtype):
-    node = _draws(dtype, lambda k, p, s, sums: allocation.draw_sliced(k, s, p.statistics, p.tree, p.num_features))
+    node = _draws(dtype, lambda k, p, s, sums: membership.draw_sliced(k, s, p.statistics, p.tree, p.num_features))
     matrices, _ = _slice_matrices()
     start = np.asarray(_setting(np.float64)[1].node)
     return _frequency_p_values(node, np.stack([m[z] for m, z in zip(matrices, start, strict=True)], axis=1))
@@ -390,11 +391,11 @@ def test_places_without_rows_change_nothing():
         np.testing.assert_allclose(first, second, rtol=1e-6)
     tree, num_features = dictionary.tree, dictionary.num_features
     np.testing.assert_allclose(
-        allocation.log_conditional(state, statistics, tree, num_features),
-        allocation.log_conditional(longer, padded, tree, num_features),
+        membership.log_conditional(state, statistics, tree, num_features),
+        membership.log_conditional(longer, padded, tree, num_features),
         rtol=1e-5,
     )
-    for draw in (allocation.draw, allocation.draw_sliced):
+    for draw in (membership.draw, membership.draw_sliced):
         node = np.asarray(draw(jax.random.key(2), longer, padded, tree, num_features))
         assert (node[14:] == tree.num_nodes).all()
         assert (node[:14] < tree.num_nodes).all()
@@ -405,18 +406,18 @@ def test_places_without_rows_change_nothing():
 
 @pytest.mark.parametrize("num_chunks", [1, 16])
 @pytest.mark.parametrize("num_nodes", [1, 3, 31, 127])
-@pytest.mark.parametrize("few_nodes", [allocation.FEW_NODES, 0], ids=["node by node", "by blocks"])
+@pytest.mark.parametrize("few_nodes", [membership.FEW_NODES, 0], ids=["node by node", "by blocks"])
 def test_nodes_are_drawn_by_the_inverse_cdf(few_nodes, num_nodes, num_chunks, monkeypatch):
     """At any level, the ends included, and never at a node without weight; in chunks of rows too."""
-    monkeypatch.setattr(allocation, "FEW_NODES", few_nodes)
-    monkeypatch.setattr(allocation, "CHUNK_BITS", (400).bit_length() - (num_chunks.bit_length() - 1))
+    monkeypatch.setattr(membership, "FEW_NODES", few_nodes)
+    monkeypatch.setattr(membership, "CHUNK_BITS", (400).bit_length() - (num_chunks.bit_length() - 1))
     rng = np.random.default_rng(num_nodes)
     scores = rng.normal(scale=20.0, size=(num_nodes, 400)).astype(np.float32)
     scores[1:][rng.random((num_nodes - 1, 400)) < 0.4] = -np.inf
     levels = rng.random(400).astype(np.float32)
     levels[:50], levels[50:100] = 0.0, 1.0  # 1 is what a level just below it rounds to, times a sum
     monkeypatch.setattr(jax.random, "uniform", lambda key, shape, dtype: jnp.asarray(levels))
-    found = np.asarray(allocation._draw_from(jax.random.key(0), jnp.asarray(scores)))
+    found = np.asarray(membership._draw_from(jax.random.key(0), jnp.asarray(scores)))
     assert np.isfinite(scores[found, np.arange(400)]).all()
     weight = np.exp(scores.astype(np.float64) - scores.max(axis=0))
     cumulative = np.cumsum(weight, axis=0) / weight.sum(axis=0)
@@ -468,7 +469,7 @@ def test_directions_without_rows_follow_the_prior_soon():
     def run(state):
         def step(state, key):
             keys = jax.random.split(key, 3)
-            moved = scales.move(keys[0], state, nothing, tree, ExactShrinkage())
+            moved = signal.move(keys[0], state, nothing, tree, ExactShrinkage())
             state = eqx.tree_at(lambda it: it.log_neg_log_u, state, moved)
             renewed = shrinkage.renew(keys[1], state, nothing, tree, Prior())
             state = eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), state, renewed)

@@ -15,8 +15,8 @@ import small
 from bugs import BUGS, caught_by
 
 from geode_jax._typing import precision_of
-from geode_jax.gibbs import allocation, noise, scales, shrinkage, weights
-from geode_jax.model import log_joint, log_likelihood, sample_prior, simulate
+from geode_jax.gibbs import membership, noise, shrinkage, signal, tree_weights
+from geode_jax.model.joint import log_joint, log_likelihood, sample_prior, simulate
 
 TOLERANCE = 1e-10
 
@@ -39,15 +39,15 @@ def _joint(problem, state):
 
 
 def _stop(problem, state):
-    return weights.log_conditional(state, small.sums_of(problem, state), problem.tree, problem.prior)[0]
+    return tree_weights.log_conditional(state, small.sums_of(problem, state), problem.tree, problem.prior)[0]
 
 
 def _right(problem, state):
-    return weights.log_conditional(state, small.sums_of(problem, state), problem.tree, problem.prior)[1]
+    return tree_weights.log_conditional(state, small.sums_of(problem, state), problem.tree, problem.prior)[1]
 
 
 def _u(problem, state):
-    return scales.log_conditional(state, small.sums_of(problem, state), problem.tree).sum()
+    return signal.log_conditional(state, small.sums_of(problem, state), problem.tree).sum()
 
 
 def _noise(problem, state):
@@ -56,11 +56,11 @@ def _noise(problem, state):
 
 
 def _node(problem, state):
-    return allocation.log_conditional(state, problem.statistics, problem.tree, problem.num_features)
+    return membership.log_conditional(state, problem.statistics, problem.tree, problem.num_features)
 
 
 def _concentration(problem, state):
-    return weights.log_conditional_of_concentration(state, problem.tree, problem.prior)
+    return tree_weights.log_conditional_of_concentration(state, problem.tree, problem.prior)
 
 
 BLOCKS = {

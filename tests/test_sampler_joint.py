@@ -18,7 +18,7 @@ from scipy import stats
 
 from geode_jax.gibbs.sweep import sweep
 from geode_jax.math.truncated import draw_log_truncated_gamma
-from geode_jax.model import log_joint, sample_prior, simulate
+from geode_jax.model.joint import log_joint, sample_prior, simulate
 from geode_jax.settings import DirectMembership, ExactShrinkage, PublishedShrinkage, SliceMembership
 
 NUM_CHAINS = 12_000

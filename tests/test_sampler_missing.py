@@ -19,12 +19,12 @@ from scipy import stats
 from test_sampler_joint import _ACTIVE, _DICTIONARY, LEVEL, compare
 
 from geode_jax._typing import precision_of
+from geode_jax.forest.partial_statistics import group_rows, reduce_rows
 from geode_jax.gibbs import missing
 from geode_jax.gibbs.sweep import sweep
-from geode_jax.model import log_joint, sample_prior, simulate, simulate_rows
-from geode_jax.partial_rows import group_rows, reduce_rows
-from geode_jax.state import PartialState
-from geode_jax.statistics import project
+from geode_jax.model.joint import log_joint, sample_prior, simulate, simulate_rows
+from geode_jax.model.state import PartialState
+from geode_jax.model.statistics import project
 
 NUM_DRAWS = 20_000
 NUM_PARTIAL = small.MASK.shape[0]

@@ -19,7 +19,7 @@ from scipy import stats
 
 from geode_jax._typing import precision_of
 from geode_jax.gibbs.sweep import sweep
-from geode_jax.model import sample_prior, simulate
+from geode_jax.model.joint import sample_prior, simulate
 
 NODES, SCALE = 3, np.array([0, 1, 1])
 

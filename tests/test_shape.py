@@ -10,18 +10,18 @@ import pytest
 from conftest import SAMPLER
 
 import geode_jax
-from geode_jax import learn
-from geode_jax.build import evidence
-from geode_jax.build.partition import Partition
-from geode_jax.build.shape import (
+from geode_jax.forest import choices
+from geode_jax.learning import evidence
+from geode_jax.learning.noise_covariance import (
     choose_shapes,
     deviation_off_subspaces,
     learn_covariances,
     learn_subspaces_in_shapes,
     whiten,
 )
-from geode_jax.build.subspace import assign_folds
-from geode_jax.math.seen import see
+from geode_jax.math.whitening import see
+from geode_jax.partition.metis import Partition
+from geode_jax.rows.folds import assign_folds
 
 NUM_FEATURES = 24
 
@@ -147,9 +147,9 @@ def test_judged_by_some_folds(smooth, monkeypatch):
     settings = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1)
     usual, judged = [], []
     for enough in (400, 90):
-        monkeypatch.setattr(learn, "LARGEST_SAMPLE", enough)
+        monkeypatch.setattr(choices, "LARGEST_SAMPLE", enough)
         seen = mock.Mock(wraps=choose_shapes)
-        monkeypatch.setattr(learn, "choose_shapes", seen)
+        monkeypatch.setattr(choices, "choose_shapes", seen)
         usual.append(geode_jax.learn_forest(jax.random.key(0), smooth, dictionary=settings))
         judged.append(set(seen.call_args.args[3]))
     assert judged == [{0, 1, 2, 3, 4}, {-1, 0, 1}]

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from geode_jax.tree import tree_from_mask
+from geode_jax.model.tree import tree_from_mask
 
 
 def _full(depth):

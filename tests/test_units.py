@@ -7,13 +7,13 @@ from sklearn.datasets import load_digits, load_wine
 
 import geode_jax
 from geode_jax import DictionarySettings
-from geode_jax.build.noise import _drawn_together, learn_feature_scales
-from geode_jax.build.partition import Partition
-from geode_jax.build.standardise import learn_frame, to_model
-from geode_jax.build.units import _deviations
-from geode_jax.fit_classes import _common_coordinates
-from geode_jax.grow import resolve
-from geode_jax.learn import units
+from geode_jax.fitting.classes import _common_coordinates
+from geode_jax.forest.defaults import resolve
+from geode_jax.forest.feature_scales import units
+from geode_jax.learning.feature_noise import _drawn_together, learn_feature_scales
+from geode_jax.learning.units import _deviations
+from geode_jax.partition.metis import Partition
+from geode_jax.rows.frame import learn_frame, to_model
 
 FACTOR = 10.0 ** np.tile([-2, 0, 1, 3], 5)
 

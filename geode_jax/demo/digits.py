@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from geode_jax.demo.baselines import fit_gaussian_mixture, fit_probabilistic_pca
 from geode_jax.estimators.density import GeodeDensity
-from geode_jax.predict.predictive import impute
+from geode_jax.predict.api import impute
 
 _INTERVAL = 0.95
 

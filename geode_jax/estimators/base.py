@@ -12,10 +12,11 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geode_jax._checks import check_dtype
+from geode_jax._files.archive import decode, encode, read_archive, write_archive
 from geode_jax._typing import ArrayLike, KeyArray
-from geode_jax.fit import fit_forest
-from geode_jax.forest import Forest
-from geode_jax.posterior import Posterior
+from geode_jax.fitting.single import fit_forest
+from geode_jax.forest.forest import Forest
+from geode_jax.posterior.posterior import Posterior
 from geode_jax.settings import (
     CrossFit,
     DictionarySettings,
@@ -25,7 +26,6 @@ from geode_jax.settings import (
     PublishedShrinkage,
     SamplerSettings,
 )
-from geode_jax.storage import decode, encode, read_archive, write_archive
 
 FLOATS = [np.float64, np.float32]
 _FORMAT = "geode_jax estimator"

@@ -12,9 +12,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geode_jax._checks import check_instance
 from geode_jax._typing import ArrayLike
-from geode_jax.class_posterior import ClassPosterior
 from geode_jax.estimators.base import FLOATS, GeodeEstimator
-from geode_jax.fit_classes import fit_classes
+from geode_jax.fitting.classes import fit_classes
+from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict.classes import class_log_probabilities
 from geode_jax.settings import DictionarySettings, ExactShrinkage, Prior, PublishedShrinkage, SharedSpan
 

@@ -9,8 +9,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from geode_jax._checks import check_data, check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import FLOATS, GeodeEstimator
+from geode_jax.predict.api import impute, impute_draws, impute_mean, log_density, sample
 from geode_jax.predict.held_out import held_out_log_density
-from geode_jax.predict.predictive import impute, impute_draws, impute_mean, log_density, sample
 
 
 class GeodeDensity(DensityMixin, GeodeEstimator):

@@ -9,7 +9,7 @@ from sklearn.utils.validation import validate_data
 from geode_jax._checks import check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import FLOATS, GeodeEstimator
-from geode_jax.predict.predictive import Imputation, impute, impute_draws, impute_mean
+from geode_jax.predict.api import Imputation, impute, impute_draws, impute_mean
 
 
 class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):

@@ -17,9 +17,9 @@ from jax import lax
 
 from geode_jax._typing import Array, Count, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST, Latent, latent_from, log_marginal, posterior_system
-from geode_jax.partial_rows import PartialRows
-from geode_jax.state import PartialState, State
-from geode_jax.tree import Tree
+from geode_jax.model.partial_statistics import PartialRows
+from geode_jax.model.state import PartialState, State
+from geode_jax.model.tree import Tree
 
 
 class Scored(eqx.Module):

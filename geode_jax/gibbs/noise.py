@@ -5,9 +5,9 @@ from jax.scipy.special import gammaln
 
 from geode_jax._typing import Array, Count, Float, KeyArray
 from geode_jax.math.conjugate import move_log_gamma
+from geode_jax.model.state import NodeSums, State
+from geode_jax.model.tree import Tree
 from geode_jax.settings import Prior
-from geode_jax.state import NodeSums, State
-from geode_jax.tree import Tree
 
 
 def _gamma_parameters(

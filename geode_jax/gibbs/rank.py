@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from geode_jax._typing import Array, Bool, Float, Int, KeyArray
+from geode_jax.model.state import NodeSums, State, running_sum
+from geode_jax.model.tree import Tree
 from geode_jax.settings import RankAdaptation
-from geode_jax.state import NodeSums, State, running_sum
-from geode_jax.tree import Tree
 
 
 def log_variance_shares(state: State) -> Float[Array, "K d"]:

@@ -10,11 +10,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from geode_jax._files.archive import fields_of
+from geode_jax._files.checkpoint import Checkpoint
+from geode_jax._runtime.compilation import make_room, quickly_compiled
 from geode_jax._typing import Array, Int, KeyArray
-from geode_jax.checkpoint import Checkpoint
-from geode_jax.compilation import make_room, quickly_compiled
-from geode_jax.gibbs.chain import Adaptation, Chain, Draw, draw_of, initial_chain, step
-from geode_jax.gibbs.placement import (
+from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
+from geode_jax.gibbs.sharding import (
     BY_CHAIN,
     BY_TREE,
     CHAINS,
@@ -26,9 +27,9 @@ from geode_jax.gibbs.placement import (
     place_problem,
     with_all_axes,
 )
-from geode_jax.gibbs.sweep import Problem
+from geode_jax.model.draw import Adaptation, Draw
+from geode_jax.model.problem import Problem
 from geode_jax.settings import RankAdaptation, SamplerSettings
-from geode_jax.storage import fields_of
 
 
 class Samples(NamedTuple):

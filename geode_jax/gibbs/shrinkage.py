@@ -24,9 +24,9 @@ from jax import lax
 from geode_jax._typing import Array, Bool, Float, KeyArray
 from geode_jax.math.log_concave import Target, in_lanes, move_log_concave, out_of_lanes
 from geode_jax.math.truncated import log_lower_gamma_at_one, normaliser_correction
+from geode_jax.model.state import NodeSums, State, half_count_and_rate, running_sum
+from geode_jax.model.tree import Tree
 from geode_jax.settings import Prior
-from geode_jax.state import NodeSums, State, half_count_and_rate, running_sum
-from geode_jax.tree import Tree
 
 # What log tau and the next one's may add up to, and delta_(m-1) times -log u_m, before float32 overflows: the prior of
 # tau leaves nothing beyond.

@@ -11,8 +11,8 @@ import xarray
 
 from geode_jax._checks import check_instance
 from geode_jax._typing import ArrayLike
-from geode_jax.posterior import Posterior
-from geode_jax.predict.predictive import log_density_draws
+from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.api import log_density_draws
 from geode_jax.settings import GammaPrior
 
 

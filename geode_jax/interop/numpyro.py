@@ -16,16 +16,17 @@ from numpyro.util import is_prng_key
 
 from geode_jax._checks import check_instance, check_integer
 from geode_jax._typing import Array, Float, Int, KeyArray
-from geode_jax.dictionary import coloured
-from geode_jax.forest import Forest
-from geode_jax.gibbs.chain import Chain, Draw, draw_of, initial_chain, step
-from geode_jax.gibbs.sweep import Problem
+from geode_jax.forest.forest import Forest
+from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.posterior import Posterior
-from geode_jax.predict.boundary import DENSITY_DRAWS
+from geode_jax.model.dictionary import coloured
+from geode_jax.model.draw import Draw
+from geode_jax.model.problem import Problem
+from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.density import log_density_by_tree
-from geode_jax.predict.draw import sample_rows
 from geode_jax.predict.held_out import lost_mass
+from geode_jax.predict.rows import DENSITY_DRAWS
+from geode_jax.predict.samples import sample_rows
 from geode_jax.settings import Prior, SamplerSettings
 
 

@@ -9,9 +9,9 @@ from matplotlib.ticker import MaxNLocator
 
 from geode_jax._checks import check_data, check_integer
 from geode_jax._typing import ArrayLike
-from geode_jax.posterior import Posterior
-from geode_jax.predict.boundary import of_features
+from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.conditional import condition
+from geode_jax.predict.rows import of_features
 
 
 def image_rows(ax: Axes, rows: Mapping[str, np.ndarray], shape: tuple[int, int], *, low: float, high: float) -> Axes:

@@ -7,15 +7,15 @@ from scipy import special
 
 from geode_jax._checks import check_data, check_instance, check_integer
 from geode_jax._typing import ArrayLike, Float, precision_of
-from geode_jax.build.standardise import to_model
-from geode_jax.class_posterior import ClassPosterior
 from geode_jax.math.streaming import map_row_blocks
-from geode_jax.predict.boundary import CANDIDATES, map_partial_rows, thinned
+from geode_jax.posterior.classes import ClassPosterior
+from geode_jax.predict.class_span import bytes_per_row as reduced_row_bytes
+from geode_jax.predict.class_span import log_density_reduced, show
 from geode_jax.predict.density import density_row_bytes, log_densities
-from geode_jax.predict.partial import bytes_per_row as partial_row_bytes
-from geode_jax.predict.partial import log_densities_partial
-from geode_jax.predict.reduced import bytes_per_row as reduced_row_bytes
-from geode_jax.predict.reduced import log_density_reduced, show
+from geode_jax.predict.mixture import bytes_per_row as partial_row_bytes
+from geode_jax.predict.mixture import log_densities_partial
+from geode_jax.predict.rows import CANDIDATES, map_partial_rows, thinned
+from geode_jax.rows.frame import to_model
 
 # Draws per tree: a class density is averaged over trees too, and every draw of a partial row costs a Cholesky factor.
 CLASS_DRAWS = 20

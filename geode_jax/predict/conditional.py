@@ -8,10 +8,12 @@ import numpy as np
 
 from geode_jax._checks import check_data, check_integer, check_key, check_number
 from geode_jax._typing import Array, ArrayLike, Float, KeyArray, precision_of
-from geode_jax.gibbs.chain import Draw
 from geode_jax.math.streaming import map_row_blocks
-from geode_jax.posterior import Posterior
-from geode_jax.predict.boundary import (
+from geode_jax.model.draw import Draw
+from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.conditional_moments import conditional_draws, conditional_summary
+from geode_jax.predict.density import density_row_bytes, log_density_by_tree
+from geode_jax.predict.rows import (
     PARTIAL_DRAWS,
     check_candidates,
     check_draws,
@@ -23,8 +25,6 @@ from geode_jax.predict.boundary import (
     partial_rows,
     thinned,
 )
-from geode_jax.predict.density import density_row_bytes, log_density_by_tree
-from geode_jax.predict.impute import conditional_draws, conditional_summary
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Conditional:
     """Posterior predictive distribution of every row's missing features given its observed ones.
 
     Made by :func:`condition`. Per row a mixture of low-rank Gaussians over trees (with equal weights), draws of the
-    parameters and nodes, drawn together about its mean where several trees agree (`predict/impute.py` says why). A row
+    parameters and nodes, drawn together about its mean where several trees agree (`predict/conditional_moments.py` says why). A row
     without missing features is a point. All results are in the data's units, with observed values where they are.
     :meth:`marginal` leaves only some of the features in the results, which then cost what these do.
 

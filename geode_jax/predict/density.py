@@ -9,13 +9,13 @@ import numpy as np
 from jax import lax
 
 from geode_jax._typing import Array, Float
-from geode_jax.candidates import AnyStatistics, CandidateStatistics, Probe
-from geode_jax.dictionary import Dictionary
-from geode_jax.gibbs.chain import Draw
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.math.streaming import map_row_blocks
-from geode_jax.state import log_normal_constants
-from geode_jax.statistics import project
+from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.draw import Draw
+from geode_jax.model.state import log_normal_constants
+from geode_jax.model.statistics import project
 
 
 class NodeScores(eqx.Module):

@@ -8,12 +8,14 @@ import numpy as np
 from jax import lax
 
 from geode_jax._typing import Array, ArrayLike, Float
-from geode_jax.dictionary import Dictionary
-from geode_jax.gibbs.chain import Draw
-from geode_jax.math.seen import Seen
 from geode_jax.math.streaming import map_row_blocks
-from geode_jax.posterior import Posterior
-from geode_jax.predict.boundary import (
+from geode_jax.math.whitening import Seen
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.draw import Draw
+from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.density import density_row_bytes, node_probabilities
+from geode_jax.predict.mixture import candidate_scores, find_candidates
+from geode_jax.predict.rows import (
     DENSITY_DRAWS,
     PARTIAL_DRAWS,
     check_candidates,
@@ -24,8 +26,6 @@ from geode_jax.predict.boundary import (
     of_features,
     partial_row_bytes,
 )
-from geode_jax.predict.density import density_row_bytes, node_probabilities
-from geode_jax.predict.partial import candidate_scores, find_candidates
 
 
 def intrinsic_dimension(

@@ -12,11 +12,11 @@ import numpy as np
 from jax import lax
 
 from geode_jax._typing import Array, Float, precision_of
-from geode_jax.candidates import AnyStatistics, Probe
-from geode_jax.dictionary import Dictionary
-from geode_jax.forest import Forest
-from geode_jax.gibbs.chain import Draw
-from geode_jax.posterior import Posterior
+from geode_jax.forest.forest import Forest
+from geode_jax.model.candidate_statistics import AnyStatistics, Probe
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.draw import Draw
+from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.density import log_density_of_statistics, lost_shares
 
 NUM_DRAWS = 100

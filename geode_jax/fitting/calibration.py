@@ -1,0 +1,83 @@
+"""How far class densities may be believed: the power that predicts training rows best, whole and in part."""
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy import optimize, special
+
+from geode_jax.posterior.classes import ClassPosterior
+from geode_jax.predict.classes import class_log_densities, mean_over_draws
+from geode_jax.rows.frame import to_model
+
+# Training rows that the probabilities are calibrated on.
+CALIBRATION_ROWS = 5000
+# The same for rows of which only a part is observed, each of which costs as much as many complete ones.
+PARTIAL_CALIBRATION_ROWS = 1000
+
+
+def calibrated_powers(
+    posterior: ClassPosterior, data: np.ndarray, index: np.ndarray, held_out: list[np.ndarray]
+) -> tuple[float, float]:
+    """`power` and `power_exponent` under which training rows have their own class with the highest probability.
+
+    Errors of neighbouring features hang together, so that a density of many is too sure of itself, and the less so the
+    fewer are observed: the exponent is learned from rows that lose features at random. A row's density under its own
+    class is that of the class without it, which `held_out` has for the complete rows of every class. Complete rows
+    only, the same share of every class; with fewer than two per class the densities are left as they are.
+    """
+    is_complete = ~np.isnan(data).any(axis=1)
+    log_own = np.full(data.shape[0], np.nan)
+    for number, values in enumerate(held_out):
+        log_own[(index == number) & is_complete] = values
+    # every so manieth row of each class
+    order = np.argsort(index[is_complete], kind="stable")
+    chosen = _at_most(np.flatnonzero(is_complete)[order], CALIBRATION_ROWS)
+    if chosen.size < 2 * posterior.num_classes or posterior.num_classes < 2:
+        return 1.0, 0.0
+
+    rows, own = data[chosen], index[chosen]
+    log_density = mean_over_draws(class_log_densities(posterior, rows))
+    outside = posterior.log_density_outside(to_model(rows, posterior.frame, posterior.dtype))
+    optimism = log_density[np.arange(own.size), own] - log_own[chosen] - outside
+    log_density[np.arange(own.size), own] -= optimism
+    # not above 1: that the densities separate the training rows is no reason to be surer than they are
+    power = float(np.exp(_best(posterior, log_density, own, np.exp, (np.log(1e-3), 0.0))))
+    if posterior.num_features < 2:
+        return power, 0.0
+    few = _at_most(np.arange(own.size), PARTIAL_CALIBRATION_ROWS)
+    return power, _best_exponent(posterior, power, rows[few], own[few], optimism[few])
+
+
+def _at_most(index: np.ndarray, number: int) -> np.ndarray:
+    """Evenly spread entries, at most so many."""
+    return index[:: max(1, -(-index.size // number))]
+
+
+def _best_exponent(
+    posterior: ClassPosterior, power: float, rows: np.ndarray, own: np.ndarray, optimism: np.ndarray
+) -> float:
+    """The exponent that suits the rows after each has lost features at random, but not all."""
+    rng = np.random.default_rng(0)
+    kept = rng.random(rows.shape) < rng.uniform(0.2, 0.8, (own.size, 1))
+    kept[np.arange(own.size), rng.integers(rows.shape[1], size=own.size)] = True
+    share = kept.mean(axis=1, keepdims=True)
+    log_density = mean_over_draws(class_log_densities(posterior, np.where(kept, rows, np.nan)))
+    # what a row has from its own class knowing it adds up over features
+    log_density[np.arange(own.size), own] -= optimism * share[:, 0]
+    return _best(posterior, log_density, own, lambda value: np.minimum(1.0, power * share**value), (-2.0, 1.0))
+
+
+def _best(
+    posterior: ClassPosterior,
+    log_density: np.ndarray,
+    own: np.ndarray,
+    power: Callable[[float], np.ndarray | float],
+    bounds: tuple[float, float],
+) -> float:
+    """The value under which densities to the power of it give the rows' own classes the highest probability."""
+
+    def loss(value: float) -> float:
+        scores = posterior.log_prior + power(value) * log_density
+        return float(-special.log_softmax(scores, axis=1)[np.arange(own.size), own].mean())
+
+    return float(optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x)

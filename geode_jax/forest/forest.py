@@ -1,0 +1,105 @@
+"""What stage one leaves behind: dictionaries, and the statistics of the training rows."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax._files.archive import decode, encode, fields_of, within
+from geode_jax._typing import precision_of
+from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.partial_statistics import PartialRows
+from geode_jax.model.problem import Problem
+from geode_jax.model.statistics import Statistics
+from geode_jax.model.tree import trees_from_masks
+from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
+
+_PARTS = ("dictionary", "statistics", "partial", "probe")
+
+
+class Forest(eqx.Module):
+    """What stage one learned: the dictionaries of all trees, and all that the sampler needs of the training rows.
+
+    `statistics` are those of the complete rows, `partial` those of the rows with missing features, None without such.
+    `probe`: a few complete rows at all nodes, where `statistics` are those of candidate nodes only.
+
+    Made by :func:`geode_jax.learn_forest`; arrays of `dictionary` and `statistics` have a leading axis F. Everything is
+    in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64 and R the
+    `noise_root`, (D, D); None is the identity.
+    """
+
+    dictionary: Dictionary
+    statistics: AnyStatistics
+    partial: PartialRows | None
+    probe: Probe | None
+    shift: np.ndarray
+    scale: np.ndarray
+    dictionary_settings: DictionarySettings = eqx.field(static=True)
+    noise_root: np.ndarray | None = None
+
+    @property
+    def dtype(self) -> np.dtype:
+        """float32 or float64."""
+        return np.dtype(self.dictionary.centres.dtype)
+
+    @property
+    def num_trees(self) -> int:
+        """F."""
+        return self.dictionary.centres.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        """Training rows."""
+        complete = int(self.statistics.num_rows[0])
+        if self.partial is None:
+            return complete
+        return complete + int((self.partial.node[0, ..., 0] < self.dictionary.tree.num_nodes).sum())
+
+    def problem(self, prior: Prior, sampler: SamplerSettings) -> Problem:
+        """What the sampler works on, all trees at once, with a leading axis F on its arrays."""
+        dictionary = self.dictionary
+        return Problem(
+            tree=dictionary.tree,
+            statistics=self.statistics,
+            partial=self.partial,
+            is_available=dictionary.is_available & dictionary.tree.is_present[..., None],
+            prior=prior,
+            shrinkage=sampler.shrinkage,
+            membership=sampler.membership,
+            num_features=np.full(self.num_trees, dictionary.num_features, self.dtype),
+        )
+
+    def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Header and arrays of a file."""
+        arrays = {
+            "shift": self.shift,
+            "scale": self.scale,
+            "tree.is_present": np.asarray(self.dictionary.tree.is_present),
+        }
+        if self.noise_root is not None:
+            arrays["noise_root"] = self.noise_root
+        for part in _PARTS:
+            arrays |= {f"{part}.{name}": array for name, array in fields_of(getattr(self, part)).items()}
+        return {"dictionary_settings": encode(self.dictionary_settings)}, arrays
+
+    @staticmethod
+    def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "Forest":
+        """The inverse of :meth:`to_archive`."""
+        with precision_of(arrays["dictionary.centres"].dtype):
+            dictionary, statistics, partial, probe = (
+                jax.tree.map(jnp.asarray, within(arrays, part)) for part in _PARTS
+            )
+            kind = CandidateStatistics if "position" in statistics else Statistics
+            return Forest(
+                dictionary=Dictionary(tree=trees_from_masks(arrays["tree.is_present"]), **dictionary),
+                statistics=kind(**statistics),
+                partial=PartialRows(**{"entry": None, "root": None, **partial}) if partial else None,
+                probe=Probe(**probe) if probe else None,
+                shift=arrays["shift"],
+                scale=arrays["scale"],
+                dictionary_settings=decode(header["dictionary_settings"]),
+                noise_root=arrays.get("noise_root"),
+            )

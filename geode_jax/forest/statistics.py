@@ -1,0 +1,121 @@
+"""Statistics of complete rows from the dictionaries that left them out: at all nodes, or at candidates."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax._runtime.buffers import aligned_zeros
+from geode_jax._runtime.threads import each
+from geode_jax._typing import Array, DTypeLike, Float, Int
+from geode_jax.learning.evidence import statistics_at_node
+from geode_jax.learning.subspaces import Subspaces
+from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out
+from geode_jax.model.statistics import Statistics, padded_size, project_all
+from geode_jax.rows.view import Rows
+
+# Statistics that are found at once, before they are put in their places.
+BLOCK_BYTES = 2**24
+# Numbers that a feature of a row stands for beside them: the row is copied, centred, and has a residual.
+FEATURE_NUMBERS = 4
+
+
+def no_statistics(shape: tuple[int, int, int, int], num_rows: int, dtype: DTypeLike) -> Statistics:
+    """Zeros for the statistics of a forest, (F, K, places, d), before :func:`add_cross_fitted`."""
+    return Statistics(
+        jnp.zeros(shape[:3], dtype), jnp.zeros(shape, dtype), jnp.full(shape[0], num_rows, dtype=jnp.int32)
+    )
+
+
+def add_cross_fitted(
+    statistics: Statistics,
+    number: int,
+    centres: np.ndarray,
+    bases: np.ndarray,
+    x: Rows,
+    rows_of_fold: list[np.ndarray],
+) -> Statistics:
+    """The statistics of a forest with those of one more tree, each row's from the dictionary that left its fold out.
+
+    `centres` (G, K, D), `bases` (G, K, D, d): the dictionary without each of G folds. Rows keep their order. The
+    forest's arrays are given up: they are the largest of all, and are written where they lie, for some rows at a time,
+    so that little else is held beside them. All such blocks have one length, so that one compilation serves all.
+    """
+    longest = padded_size(max(1, *(rows.size for rows in rows_of_fold)))
+    numbers = max(centres.shape[1] * (bases.shape[3] + 1), FEATURE_NUMBERS * x.shape[1])
+    fitting = BLOCK_BYTES // (x.dtype.itemsize * numbers)
+    size = min(longest, 2 ** max(fitting.bit_length() - 1, 6))
+    residual, squared = statistics.residual, statistics.squared
+    for fold, rows in enumerate(rows_of_fold):
+        dictionary = jnp.asarray(centres[fold]), jnp.asarray(bases[fold])
+        for start in range(0, rows.size, size):
+            block = np.resize(rows[start : start + size], size)  # repeats its own rows: the same is written twice
+            found = project_all(*dictionary, jnp.asarray(x[block]))
+            residual, squared = _placed(residual, squared, *found, jnp.asarray(number), jnp.asarray(block))
+    return Statistics(residual, squared, statistics.num_rows)
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1))
+def _placed(
+    residual: Float[Array, "F K n"],
+    squared: Float[Array, "F K n d"],
+    more_residual: Float[Array, "K m"],
+    more_squared: Float[Array, "K m d"],
+    number: Int[Array, ""],
+    place: Int[Array, "m"],
+) -> tuple[Array, Array]:
+    """The first two with one tree's in their places."""
+    node = jnp.arange(residual.shape[1])[:, None]
+    return residual.at[number, node, place].set(more_residual), squared.at[number, node, place].set(more_squared)
+
+
+def candidate_statistics(
+    x: Rows,
+    rows: np.ndarray,
+    folds: np.ndarray | None,
+    trees: list[Subspaces],
+    candidates: list[np.ndarray],
+    num_places: int,
+) -> CandidateStatistics:
+    """Statistics of the given rows of x at their `candidates` in every tree, (n, M) ascending and padded with K.
+
+    From the dictionaries that left a row's fold out; rows keep their order, in one group. Trees are along a leading
+    axis. They are written where they stay: beside the data these are the largest arrays of a fit.
+    """
+    num_nodes, rank = trees[0].bases.shape[1], trees[0].bases.shape[3]
+    num_rows, width = candidates[0].shape
+    node = np.full((len(trees), width, num_places), num_nodes, np.int32)
+    node[:, :, :num_rows] = np.swapaxes(np.stack(candidates), 1, 2)
+    layouts = [lay_out(nodes, num_nodes, 1) for nodes in node]
+    shape = (len(trees), *layouts[0].row.shape)
+    residual, squared = aligned_zeros(shape, x.dtype), aligned_zeros((*shape, rank), x.dtype)
+
+    def learn(pair: tuple[int, int]) -> None:
+        tree, number = pair
+        layout = layouts[tree]
+        blocks = np.flatnonzero(layout.block_node[0] == number)
+        if blocks.size:
+            here = slice(blocks[0] * BLOCK, (blocks[-1] + 1) * BLOCK)
+            members = layout.row[0, here]
+            members = rows[members[members >= 0]]
+            here = slice(here.start, here.start + members.size)
+            found = statistics_at_node(x, members, folds, trees[tree], number)
+            residual[tree, 0, here], squared[tree, 0, here] = found
+
+    each(learn, itertools.product(range(len(trees)), range(num_nodes)))
+    return CandidateStatistics(
+        jax.device_put(residual),
+        jax.device_put(squared),
+        jnp.asarray(np.stack([layout.block_node for layout in layouts])),
+        jnp.asarray(node),
+        jnp.asarray(np.stack([layout.position for layout in layouts])),
+        jnp.full(len(trees), num_rows, dtype=jnp.int32),
+    )
+
+
+def without_folds(subspaces: Subspaces, folds: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Centres and bases that left each fold out; without folds the in-sample ones, as fold 0."""
+    group = slice(0, 1) if folds is None else slice(1, None)
+    return subspaces.centres[group], subspaces.bases[group]

@@ -1,0 +1,137 @@
+"""Where a run's arrays live when it has several devices: trees, chains and rows spread over the axes of a mesh.
+
+Trees and chains never talk to each other. Devices that share the rows of a tree add up their node sums once a sweep,
+which is all that a sweep must know of other rows. Random numbers are those of one device.
+"""
+
+import hashlib
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from geode_jax._typing import Array
+from geode_jax.gibbs.chain import Chain
+from geode_jax.model.candidate_statistics import CandidateStatistics, regroup
+from geode_jax.model.partial_statistics import PartialRows
+from geode_jax.model.problem import Problem
+from geode_jax.model.statistics import ROW_BLOCKS
+
+TREES, CHAINS, ROWS = "trees", "chains", "rows"
+BY_TREE = PartitionSpec(TREES)
+BY_CHAIN = PartitionSpec(TREES, CHAINS)
+_Pytree = TypeVar("_Pytree")
+
+
+def with_all_axes(mesh: Mesh) -> Mesh:
+    """The mesh with the axes that it lacks, of size one."""
+    names = (TREES, CHAINS, ROWS)
+    order = [mesh.axis_names.index(name) for name in names if name in mesh.axis_names]
+    sizes = [mesh.shape.get(name, 1) for name in names]
+    return Mesh(np.transpose(mesh.devices, order).reshape(sizes), names)
+
+
+def place_problem(problems: Problem, mesh: Mesh) -> Problem:
+    """A problem with a leading axis F on its arrays, spread over trees and rows."""
+    partial = problems.partial
+    by_row = PartitionSpec(TREES, None, ROWS)
+    specs = jax.tree.map(lambda _: BY_TREE, problems)
+    if isinstance(problems.statistics, CandidateStatistics):
+        if mesh.shape[ROWS] > 1:
+            grouped = regroup(problems.statistics, problems.tree.num_nodes, ROW_BLOCKS)
+            problems = eqx.tree_at(lambda it: it.statistics, problems, grouped)
+            pairs = PartitionSpec(TREES, ROWS)
+            specs = eqx.tree_at(
+                lambda it: (it.statistics.residual, it.statistics.squared, it.statistics.block_node),
+                specs,
+                (pairs,) * 3,
+            )
+        specs = eqx.tree_at(lambda it: (it.statistics.node, it.statistics.position), specs, (by_row, by_row))
+    else:
+        specs = eqx.tree_at(lambda it: (it.statistics.residual, it.statistics.squared), specs, (by_row, by_row))
+    if partial is not None:
+        partial = _pad_partial(partial, problems.tree.num_nodes)
+        rows = jax.tree.map(lambda _: by_row, partial)
+        if partial.entry is not None:  # matrices that rows share
+            rows = eqx.tree_at(lambda it: (it.entry_node, it.gram, it.root), rows, (BY_TREE, BY_TREE, BY_TREE))
+        specs = eqx.tree_at(lambda it: it.partial, specs, rows)
+        problems = eqx.tree_at(lambda it: it.partial, problems, partial)
+    return jax.tree.map(lambda leaf, spec: place(leaf, NamedSharding(mesh, spec)), problems, specs)
+
+
+def check_same(problems: Problem) -> None:
+    """Raise ValueError unless every process has the same problem: each has learned it for itself."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(problems):
+        digest.update(np.ascontiguousarray(leaf).data)
+    try:
+        multihost_utils.assert_equal(np.frombuffer(digest.digest(), np.uint8))
+    except AssertionError:
+        raise ValueError(
+            "mesh: expected every process to call with the same data, key and settings, and with the same versions of"
+            " all packages; got different trees or dictionaries"
+        ) from None
+
+
+def chain_shardings(chains: Chain, mesh: Mesh) -> Chain:
+    """Where chains with leading axes F and C live, for each of their arrays."""
+    specs = jax.tree.map(lambda _: BY_CHAIN, chains)
+    specs = eqx.tree_at(lambda it: it.state.node, specs, PartitionSpec(TREES, CHAINS, ROWS))
+    if chains.state.partial is not None:
+        by_row = PartitionSpec(TREES, CHAINS, None, ROWS)
+        partial = specs.state.partial
+        rows = eqx.tree_at(lambda it: (it.node, it.residual, it.squared), partial, (by_row, by_row, by_row))
+        specs = eqx.tree_at(lambda it: it.state.partial, specs, rows)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+
+def place(leaf: Array | np.ndarray, sharding: NamedSharding) -> Array:
+    """Put an array that this process has the whole of where it belongs.
+
+    Every process sends its own devices their parts: device_put would first compare whole arrays over processes.
+    """
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = place(jax.random.key_data(leaf), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def fetch(values: _Pytree) -> _Pytree:
+    """NumPy copies of arrays, wherever their parts live."""
+
+    def fetched(leaf: Array) -> np.ndarray:
+        if not leaf.is_fully_addressable:
+            leaf = _everywhere(leaf)
+        return np.asarray(leaf)
+
+    return jax.tree.map(fetched, values)
+
+
+def _everywhere(leaf: Array) -> Array:
+    """A copy of all of it on every device, this process' own among them."""
+    sharding = leaf.sharding
+    assert isinstance(sharding, NamedSharding)
+    return jax.jit(lambda it: it, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))(leaf)
+
+
+def _pad_partial(partial: PartialRows, num_nodes: int) -> PartialRows:
+    """A multiple of `ROW_BLOCKS` places, by repeating the last one without its row; changes no draw of the others."""
+    num_places, num_candidates = partial.node.shape[2:]
+    more = -num_places % ROW_BLOCKS
+
+    def pad(leaf: Array) -> Array:
+        return jnp.pad(leaf, [(0, more) if axis == 2 else (0, 0) for axis in range(leaf.ndim)], mode="edge")
+
+    def pad_own(table: Array) -> Array:
+        by_place = table.reshape(*table.shape[:2], num_places, num_candidates, *table.shape[3:])
+        return pad(by_place).reshape(*table.shape[:2], -1, *table.shape[3:])
+
+    pad_matrices = pad_own if partial.entry is None else (lambda table: table)
+    matrices = jax.tree.map(pad_matrices, (partial.entry_node, partial.gram, partial.root))
+    padded = eqx.tree_at(lambda it: (it.entry_node, it.gram, it.root), jax.tree.map(pad, partial), matrices)
+    return eqx.tree_at(lambda it: it.node, padded, padded.node.at[:, :, num_places:].set(num_nodes))

@@ -1,0 +1,97 @@
+"""Which nodes a row may belong to, where all of them are too many: a search from the root down.
+
+At every scale a row goes on to the children of the nodes that describe it best there, and keeps the best of all nodes
+seen, under the mixture of the tree's own cells. In high dimension that mixture is far too sure of its best node, so its
+own probabilities do not say how much is lost: that is measured on the posterior (`lost_mass` in `predict/held_out.py`).
+"""
+
+import numpy as np
+
+from geode_jax._runtime.threads import each
+from geode_jax.learning.evidence import QuickMixture, cell_mixture, statistics_at_node
+from geode_jax.learning.subspaces import Subspaces
+from geode_jax.partition.metis import Partition
+from geode_jax.rows.view import Rows
+
+# Rows that go down the tree together: enough for matrix products at deep nodes, few enough for their indices, and for
+# a copy of their features.
+_BLOCK, _BLOCK_NUMBERS = 2**14, 2**22
+
+
+def find_candidates(
+    x: Rows,
+    rows: np.ndarray,
+    partition: Partition,
+    subspaces: Subspaces,
+    folds: np.ndarray | None,
+    width: int,
+    is_observed: np.ndarray | None = None,
+) -> np.ndarray:
+    """The best `width` nodes of the given rows of x, ascending, (rows.size, width); of fewer present ones all.
+
+    By cross-fitted statistics, from all features or those that are observed.
+    """
+    mixture = cell_mixture(x, partition, subspaces, folds, is_observed)
+    width = min(width, mixture.nodes.size)
+    place = np.full(len(partition.cells), -1)
+    place[mixture.nodes] = np.arange(mixture.nodes.size)
+
+    def search(block: np.ndarray) -> np.ndarray:
+        own, own_folds = x[block], None if folds is None else folds[block]
+        seen = None if is_observed is None else is_observed[block]
+        count = np.full(1, x.shape[1]) if seen is None else seen.sum(axis=1)
+
+        def score(node: int, members: np.ndarray) -> np.ndarray:
+            residual, squared = statistics_at_node(own, members, own_folds, subspaces, node, seen)
+            observed = count if seen is None else count[members]
+            return _only(mixture, place[node]).log_densities(residual[None], squared[None], observed, x.shape[1])[0]
+
+        found = np.zeros((block.size, 0), dtype=np.int32)
+        scores = np.zeros((block.size, 0))
+        front = np.zeros((block.size, 1), dtype=np.int32)
+        while True:
+            here = np.full(front.shape, -np.inf)
+            order = np.argsort(front, axis=None, kind="stable")
+            nodes, starts = np.unique(front.ravel()[order], return_index=True)
+            for node, members in zip(nodes, np.split(order, starts[1:]), strict=True):
+                if node >= 0:
+                    here.flat[members] = score(node, members // front.shape[1])
+            found, scores = _keep(np.hstack([found, front]), np.hstack([scores, here]), width)
+            front = _keep(front, here, width)[0]
+            children = np.stack([2 * front + 1, 2 * front + 2], axis=2).reshape(block.size, -1)
+            exists = (front >= 0).repeat(2, axis=1) & (children < place.size)
+            front = np.where(exists & (place[np.where(exists, children, 0)] >= 0), children, -1).astype(np.int32)
+            front = front[:, (front >= 0).any(axis=0)]
+            if front.shape[1] == 0:
+                return np.sort(found, axis=1)
+
+    # neighbours search together: they go to the same nodes, and lie side by side in memory
+    order = np.argsort(_leaf_order(partition)[rows], kind="stable")
+    found = np.empty((rows.size, width), dtype=np.int32)
+    size = min(_BLOCK, max(1, _BLOCK_NUMBERS // x.shape[1]))
+    found[order] = np.concatenate(each(search, np.array_split(rows[order], -(-rows.size // size))))
+    return found
+
+
+def _leaf_order(partition: Partition) -> np.ndarray:
+    """For every row, where its leaf stands among all from left to right, (n,)."""
+    root = partition.cells[0]
+    assert root is not None
+    place = np.zeros(root.size, dtype=int)
+    for node, rows in enumerate(partition.cells):
+        if rows is not None:  # children after their parents
+            scale = (node + 1).bit_length() - 1
+            place[rows] = (node + 1 - 2**scale) << (partition.depth - scale)
+    return place
+
+
+def _only(mixture: QuickMixture, index: int) -> QuickMixture:
+    return QuickMixture(*(table[index : index + 1] for table in mixture))
+
+
+def _keep(nodes: np.ndarray, scores: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `width` nodes of largest score of every row, and their scores."""
+    if nodes.shape[1] <= width:
+        return nodes, scores
+    best = np.argpartition(-scores, width - 1, axis=1)[:, :width]
+    return np.take_along_axis(nodes, best, axis=1), np.take_along_axis(scores, best, axis=1)

@@ -1,0 +1,268 @@
+"""Centre and rank-d basis of every cell, for all rows and without each fold.
+
+A cell of few rows knows its covariance badly, and a little of its parent's helps: the parent's leading directions enter
+as if they were rows of the cell (`python -m benchmarks.stage_one` shows what that and the other choices are worth).
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from scipy import linalg
+from sklearn.utils.extmath import randomized_svd
+
+from geode_jax._runtime.buffers import aligned_zeros
+from geode_jax._runtime.threads import each
+from geode_jax.partition.metis import Partition
+from geode_jax.rows.blocks import slices
+from geode_jax.rows.folds import LeftOut, each_fold, kept_rows
+from geode_jax.rows.view import Rows
+
+# Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
+# randomised SVD (and one matrix serves all folds).
+EXACT_MAX_SIDE = 1500
+
+
+class Subspaces(NamedTuple):
+    """Dictionaries of one partition: ``centres`` (G, K, D) and ``bases`` (G, K, D, d) with orthonormal columns.
+
+    Unless other folds were left out, G = 1 + num_folds: entry 0 is learned from all rows, entry 1 + f without fold f.
+    Columns beyond `ranks` (K,), and everything at absent nodes, are zero.
+    """
+
+    centres: np.ndarray
+    bases: np.ndarray
+    ranks: np.ndarray
+
+
+def join_groups(parts: Sequence[Subspaces]) -> Subspaces:
+    """Groups that were learned one by one; directions that one of them did not find are dropped."""
+    if len(parts) == 1:  # no copy
+        return parts[0]
+    ranks = np.min([part.ranks for part in parts], axis=0)
+    bases = np.concatenate([part.bases for part in parts])
+    bases *= (np.arange(bases.shape[3]) < ranks[:, None])[:, None, :]
+    return Subspaces(np.concatenate([part.centres for part in parts]), bases, ranks)
+
+
+class Spectrum(NamedTuple):
+    """Leading directions of a covariance, (D, r) orthonormal, and the variances along them, (r,)."""
+
+    directions: np.ndarray
+    variances: np.ndarray
+
+
+LearnGroup: TypeAlias = Callable[[np.ndarray, Spectrum], tuple[np.ndarray, Spectrum]]
+
+
+def learn_subspaces(
+    x: Rows,
+    partition: Partition,
+    max_rank: int,
+    folds: np.ndarray | None,
+    seed: int,
+    parent_rows: float = 0.0,
+    left_out: LeftOut | None = None,
+) -> Subspaces:
+    """Learn every present cell's centre and basis without the folds `left_out`: None is none, and each alone.
+
+    The covariance of a cell of n rows is ``(n own + parent_rows parent's) / (n + parent_rows)``, from the root down.
+    """
+    left_out = each_fold(folds) if left_out is None else left_out
+    num_groups = len(left_out)
+    num_nodes, num_features = len(partition.cells), x.shape[1]
+    centres = aligned_zeros((num_groups, num_nodes, num_features), x.dtype)
+    bases = aligned_zeros((num_groups, num_nodes, num_features, max_rank), x.dtype)
+    ranks = np.zeros(num_nodes, dtype=np.int32)
+    variances = np.zeros((num_groups, num_nodes, max_rank))
+    # What the rows of a cell and of those it inherits from span. Beyond, directions are rounding, and in coordinates of
+    # the row space those are the ones that rows left out have to themselves.
+    spanned = np.zeros(num_nodes, dtype=np.int32)
+
+    def learn(node: int) -> None:
+        rows = partition.cells[node]
+        assert rows is not None
+        kept = kept_rows(rows, folds, left_out)
+        fewest = min(int(mask.sum()) for mask in kept)
+        if fewest < 2:
+            # Some fold holds (almost) the whole cell: that fold's dictionary has nothing to learn from here.
+            centres[:, node] = _centres_with_fallback(x[rows], kept)
+            return
+        parent = (node - 1) // 2
+        inherited = int(ranks[parent]) if parent_rows > 0.0 and node > 0 else 0
+        prior = [
+            Spectrum(bases[group, parent, :, :inherited], parent_rows * variances[group, parent, :inherited])
+            for group in range(num_groups)
+        ]
+        spanned[node] = spanned[parent] if inherited else fewest - 1
+        most = min(max_rank, num_features, fewest - 1 + inherited, spanned[node])
+        learn_group = _cell_subspaces(x, rows, most, seed + node)
+
+        def learn_without(group: int) -> int:
+            centre, scatter = learn_group(kept[group], prior[group])
+            rank = scatter.variances.size
+            centres[group, node] = centre
+            bases[group, node, :, :rank] = scatter.directions
+            weight = kept[group].sum() + (parent_rows if inherited else 0.0)
+            variances[group, node, :rank] = scatter.variances / weight
+            return rank
+
+        found = each(learn_without, range(num_groups))
+        rank = ranks[node] = min(found)
+        if rank < max(found):
+            bases[:, node, :, rank:], variances[:, node, rank:] = 0.0, 0.0
+
+    present = np.flatnonzero(partition.is_present)
+    for nodes in np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1)):
+        each(learn, nodes.tolist())  # parents first; the cells of a scale know nothing of each other
+    return Subspaces(centres, bases, ranks)
+
+
+def _centres_with_fallback(cell: np.ndarray, kept: list[np.ndarray]) -> np.ndarray:
+    return np.stack([cell[mask].mean(axis=0) if mask.any() else cell.mean(axis=0) for mask in kept])
+
+
+def _cell_subspaces(x: Rows, rows: np.ndarray, rank: int, seed: int) -> LearnGroup:
+    """Finds the centre of a cell's rows under a mask, and the leading `rank` or fewer of their scatter plus a prior's.
+
+    What it finds for one mask it need not hold for the next.
+    """
+    if min(rows.size, x.shape[1]) > EXACT_MAX_SIDE:
+        return functools.partial(_randomised, x, rows, rank, seed)
+    return (_by_moments if x.shape[1] <= rows.size else _by_gram)(x, rows, rank)
+
+
+def _as_columns(spectrum: Spectrum, features: slice = slice(None)) -> np.ndarray:
+    """Of rows whose scatter is the spectrum's, some features, (D', r) in float64."""
+    return np.sqrt(spectrum.variances) * spectrum.directions[features]
+
+
+def _randomised(
+    x: Rows, rows: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
+) -> tuple[np.ndarray, Spectrum]:
+    cell = x[rows[mask]]
+    tolerance = _Tolerance.of(cell, np.arange(len(cell)))
+    centre = cell.mean(axis=0, dtype=np.float64)
+    cell -= centre.astype(cell.dtype)
+    stacked = np.concatenate([cell, _as_columns(prior).T.astype(cell.dtype)]) if prior.variances.size else cell
+    _, singular, right = randomized_svd(stacked, rank, n_iter=4, random_state=seed)
+    useful = singular > tolerance(singular[0])
+    return centre, Spectrum(right[useful].T, np.square(singular[useful], dtype=np.float64))
+
+
+def _by_moments(x: Rows, rows: np.ndarray, rank: int) -> LearnGroup:
+    """Eigenvectors of the second-moment matrix; a fold's is the whole one less the fold's own."""
+    tolerance = _Tolerance.of(x, rows)
+    origin = _mean(x, rows)
+    total_sum, total = _moments(x, rows, origin)
+
+    def learn(mask: np.ndarray, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
+        count = int(mask.sum())
+        out_sum, out = _moments(x, rows[~mask], origin)
+        mean = (total_sum - out_sum) / count
+        scatter = total - out - count * np.outer(mean, mean)
+        scatter += (prior.directions * prior.variances) @ prior.directions.T
+        values, vectors = _leading_eigenpairs(scatter, rank)
+        useful = values > tolerance(np.sqrt(max(values[0], 0.0))) ** 2
+        return origin + mean, Spectrum(vectors[:, useful], values[useful])
+
+    return learn
+
+
+def _blocks(x: Rows, rows: np.ndarray) -> Iterator[np.ndarray]:
+    return (x[rows[some]] for some in slices(rows.size, x.shape[1]))
+
+
+def _mean(x: Rows, rows: np.ndarray) -> np.ndarray:
+    return sum(block.sum(axis=0, dtype=np.float64) for block in _blocks(x, rows)) / rows.size
+
+
+def _moments(x: Rows, rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sum and second moment about `origin` in float64, by blocks: no copy of the rows is made."""
+    first, second = np.zeros(origin.size), np.zeros((origin.size, origin.size))
+    for block in _blocks(x, rows):
+        centred = block - origin
+        first += centred.sum(axis=0)
+        second += centred.T @ centred
+    return first, second
+
+
+def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> LearnGroup:
+    """Eigenvectors of the inner products of the rows, taken once for all folds."""
+    tolerance = _Tolerance.of(x, rows)
+    origin = _mean(x, rows)
+
+    def columns() -> Iterator[tuple[slice, np.ndarray]]:
+        """Centred features in float64, a few at a time: no copy of the rows is made."""
+        for some in slices(x.shape[1], rows.size):
+            yield some, x[rows, some] - origin[some]
+
+    gram = sum(block @ block.T for _, block in columns())
+
+    def learn(mask: np.ndarray, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
+        count, num_extra = int(mask.sum()), prior.variances.size
+        inner = gram[np.ix_(mask, mask)]
+        row_mean = inner.mean(axis=0)
+        inner = inner - row_mean - row_mean[:, None] + row_mean.mean()
+        across = np.zeros((rows.size, num_extra))
+        if num_extra:
+            for some, block in columns():
+                across += block @ _as_columns(prior, some)
+        across = across[mask]
+        across -= across.mean(axis=0)
+        inner = np.block([[inner, across], [across.T, np.diag(prior.variances)]])
+        values, vectors = _leading_eigenpairs(inner, rank)
+        singular = np.sqrt(np.maximum(values, 0.0))
+        useful = singular > tolerance(singular[0])
+        own, inherited = np.split(vectors[:, useful], [count])
+        weight = np.zeros((rows.size, own.shape[1]))
+        weight[mask] = own - own.mean(axis=0)  # the rows' mean has no part in it
+        basis = np.empty((x.shape[1], own.shape[1]))
+        share, mean = mask / count, np.zeros(x.shape[1])
+        for some, block in columns():
+            basis[some] = (block.T @ weight + _as_columns(prior, some) @ inherited) / singular[useful]
+            mean[some] = share @ block
+        basis = _orthonormal(basis) if useful.any() else basis
+        return origin + mean, Spectrum(basis.astype(x.dtype), values[useful])
+
+    return learn
+
+
+def _orthonormal(basis: np.ndarray) -> np.ndarray:
+    """Restore to rounding what small singular values lose of orthogonality through the square of the matrix.
+
+    By the Cholesky factor of the inner products, a tenth of the cost of a QR decomposition; where they are far from the
+    identity, by that.
+    """
+    inner = basis.T @ basis
+    if np.abs(inner - np.eye(inner.shape[0])).max() > 0.1 / inner.shape[0]:
+        return linalg.qr(basis, mode="economic")[0]
+    factor = linalg.cholesky(inner, lower=True, check_finite=False)
+    return linalg.solve_triangular(factor, basis.T, lower=True, overwrite_b=True, check_finite=False).T
+
+
+def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """The largest eigenvalues, descending, and their vectors as columns."""
+    size = matrix.shape[0]
+    if 8 * rank <= size:
+        values, vectors = linalg.eigh(matrix, subset_by_index=(size - rank, size - 1), check_finite=False)
+    else:
+        values, vectors = np.linalg.eigh(matrix)  # lets other threads work beside it, which SciPy's does not
+    return values[::-1][:rank], vectors[:, ::-1][:, :rank]
+
+
+class _Tolerance(NamedTuple):
+    """Singular values at or below this are rounding: the data's own, and that of the squared matrix."""
+
+    own: float
+    relative: float
+
+    @classmethod
+    def of(cls, x: Rows, rows: np.ndarray) -> "_Tolerance":
+        magnitude = max((float(np.abs(block).max()) for block in _blocks(x, rows)), default=0.0)
+        own = np.finfo(x.dtype).eps * magnitude * np.sqrt(rows.size * x.shape[1])
+        return cls(own, np.sqrt(np.finfo(np.float64).eps * max(rows.size, x.shape[1])))
+
+    def __call__(self, largest: float) -> float:
+        return max(largest * self.relative, self.own)

@@ -1,0 +1,85 @@
+"""One unit for all features, or one for each: distances, trees and directions depend on it, and no prior can tell.
+
+Pixels share a unit, and dividing each by its deviation would blow up those that hardly ever move; columns of a table
+may be in millimetres beside percents, and only the largest would be seen. Held-out density decides.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from geode_jax.learning.evidence import is_clear
+from geode_jax.learning.feature_noise import FeatureScales, middle_cells
+from geode_jax.learning.soft_impute import fill_low_rank
+from geode_jax.partition.metis import Partition, default_depth, partition_rows
+from geode_jax.partition.neighbours import neighbour_graph
+from geode_jax.rows.blocks import slices
+from geode_jax.rows.view import Rows, View, as_array
+
+# As many rows and features tell which of two answers is right.
+LARGEST_SAMPLE, MOST_FEATURES = 2000, 500
+# Nats per row and feature that units of their own have to gain: tables in different units gain one, images hundredths.
+LEAST_GAIN = 0.1
+# Deviations within this factor of each other: the noise scales deal with them.
+SMALL_RATIO = 2.0
+
+
+def choose_units(
+    x: Rows,
+    learn_scales: Callable[[np.ndarray, Partition, np.ndarray | None], FeatureScales],
+    *,
+    max_rank: int,
+    num_neighbors: int,
+    depth: int,
+    min_cell_size: int,
+    seed: int,
+) -> np.ndarray:
+    """Divisors of the features of x, (n, D) with NaN where missing, column means near 0: all 1, or their deviations.
+
+    Both are tried on a sample of rows and features: a tree is grown, noise scales are learned on top (`learn_scales`,
+    of rows, cells, and which entries were not filled), and the deviations have to be much better by the held-out
+    density of the rows, the Jacobian included.
+    """
+    ones = np.ones(x.shape[1])
+    deviations = _deviations(x)
+    if deviations.max() < SMALL_RATIO * deviations.min():
+        return ones
+    rng = np.random.default_rng(seed)
+    features = np.sort(rng.permutation(x.shape[1])[:MOST_FEATURES])
+    rows = np.sort(rng.permutation(x.shape[0])[:LARGEST_SAMPLE])
+    sample = x[np.ix_(rows, features)]
+    sample = sample[~np.isnan(sample).all(axis=1)]
+    is_observed = ~np.isnan(sample)
+    num_rows = sample.shape[0]
+    fewest = min(min_cell_size, max(2, num_rows // 4))
+    depth = min(depth, default_depth(num_rows, 2 * fewest))
+
+    def held_out(units: np.ndarray) -> np.ndarray:
+        scaled = as_array(View(sample, units))
+        seen = None if is_observed.all() else is_observed
+        filled = scaled if seen is None else fill_low_rank(scaled, seen, max_rank, seed)
+        graph = neighbour_graph(filled, num_neighbors, seed)
+        cells = middle_cells(partition_rows(filled, graph, depth, fewest, seed))
+        found = learn_scales(filled, cells, seen)
+        return found.log_density - is_observed[found.rows] @ np.log(units)
+
+    gain = held_out(deviations[features]) - held_out(ones[features])
+    return deviations if is_clear(gain) and gain.mean() > LEAST_GAIN * features.size else ones
+
+
+def _deviations(x: Rows) -> np.ndarray:
+    """How far each feature is from its mean where it is away from it, ``sqrt(E x^4 / 3 E x^2)``, over observed entries.
+
+    The standard deviation of a Gaussian. That of a pixel which is dark in all rows but a few is small, yet in the same
+    unit as the others: weighted by its squares, it is what the pixel has in those few. Constant features get the
+    others' geometric mean.
+    """
+    second, fourth = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    for rows in slices(*x.shape):
+        square = np.square(x[rows].astype(np.float64))
+        second += np.nansum(square, axis=0)
+        fourth += np.nansum(np.square(square), axis=0)
+    varies = second > np.finfo(x.dtype).eps ** 2 * second.max()
+    deviations = np.sqrt(fourth / np.where(varies, 3.0 * second, 1.0))
+    deviations[~varies] = np.exp(np.log(deviations[varies]).mean())
+    return deviations

@@ -1,0 +1,150 @@
+"""Statistics of rows at a few nodes each, where those at all nodes are too many to hold or to read in every sweep.
+
+A sweep wants all rows of a node side by side, as one matrix product, and then all nodes of a row. So the pairs of a row
+and a node stand in the order of the nodes, in blocks of one node each, and every row knows the places of its pairs: one
+gather of n M scores, where parameters gathered to every pair would be n M d numbers.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax._typing import Array, Bool, Float, Int, Shaped
+from geode_jax.math.lowrank import HIGHEST
+from geode_jax.model.statistics import Statistics
+
+# Pairs per block: enough for a vectorised product, few enough that the last block of a node wastes little.
+BLOCK = 32
+
+
+class CandidateStatistics(eqx.Module):
+    """Sufficient statistics of n rows at M candidate nodes each; the rest of the tree has no chance to hold them.
+
+    `residual`, `squared`: of P pairs in each of R groups of rows, as (E, Z2) in :class:`Statistics`. `block_node`: the
+    node of a block of pairs, K where it is empty. `node`: candidates, ascending; K at places without a row or node.
+    `position`: where in its group a pair stands. `num_rows`: places beyond it hold no rows.
+    """
+
+    residual: Float[Array, "*batch R P"]
+    squared: Float[Array, "*batch R P d"]
+    block_node: Int[Array, "*batch R B"]
+    node: Int[Array, "*batch M n"]
+    position: Int[Array, "*batch M n"]
+    num_rows: Int[Array, "*batch"]
+
+    @property
+    def is_row(self) -> Bool[Array, "*batch n"]:
+        """Which places hold rows."""
+        return jnp.arange(self.node.shape[-1]) < self.num_rows[..., None]
+
+    def scores(
+        self, constant: Float[Array, "K"], half_precision: Float[Array, "K"], u: Float[Array, "K d"]
+    ) -> Float[Array, "M n"]:
+        """``constant - half_precision (E + sum_m u_m Z2_m)`` of every row at its candidates; -inf where it has none."""
+        shape = (*self.block_node.shape, BLOCK)
+        constant = jnp.append(constant, -jnp.inf)
+        at_block = jnp.take(u, self.block_node, axis=0, mode="clip")
+        along = jnp.einsum("rbpd,rbd->rbp", self.squared.reshape(*shape, -1), at_block, precision=HIGHEST)
+        distance = self.residual.reshape(shape) + along
+        half = jnp.take(half_precision, self.block_node, mode="clip")
+        scores = constant[self.block_node][..., None] - half[..., None] * distance
+        return self._pick(scores.reshape(self.residual.shape), self.position)
+
+    def of_nodes(self, table: Shaped[Array, "K"]) -> Shaped[Array, "M n"]:
+        """A number per node where the scores have it; anything where there is no candidate."""
+        return jnp.take(table, self.node, mode="clip")
+
+    def node_at(self, slot: Int[Array, "n"]) -> Int[Array, "n"]:
+        """The node of a place along the scores' first axis."""
+        return jnp.take_along_axis(self.node, slot[None], axis=0)[0]
+
+    def at(self, node: Int[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n d"]]:
+        """(E, Z2) of every row at one of its candidates; anything at node K."""
+        slot = jnp.argmax(self.node == node, axis=0)
+        place = jnp.take_along_axis(self.position, slot[None], axis=0)
+        return self._pick(self.residual, place)[0], self._pick(self.squared, place)[0]
+
+    def _pick(self, values: Shaped[Array, "R P *rest"], place: Int[Array, "m n"]) -> Shaped[Array, "m n *rest"]:
+        """Values of pairs at every row's places, each group of rows among its own pairs."""
+        by_group = place.reshape(place.shape[0], values.shape[0], -1)
+        found = jax.vmap(lambda own, at: own[at], in_axes=(0, 1), out_axes=1)(values, by_group)
+        return found.reshape(*place.shape, *values.shape[2:])
+
+
+AnyStatistics: TypeAlias = Statistics | CandidateStatistics
+
+
+class Probe(eqx.Module):
+    """Statistics of a few rows at all nodes, to see what the candidates leave out; axes as in :class:`Statistics`."""
+
+    residual: Float[Array, "*batch K p"]
+    squared: Float[Array, "*batch K p d"]
+    is_candidate: Bool[Array, "*batch K p"]
+
+
+class _Layout(NamedTuple):
+    """Where pairs stand: `row` (R, P), -1 at empty places, `block_node` (R, B) and `position` (M, n)."""
+
+    row: np.ndarray
+    block_node: np.ndarray
+    position: np.ndarray
+
+
+def lay_out(node: np.ndarray, num_nodes: int, num_groups: int) -> _Layout:
+    """Places of the pairs of `node`, (M, n), of which those with node K are none; of one shape for any nodes."""
+    width, num_rows = node.shape
+    size = num_rows // num_groups
+    # a block more per node than full ones, and an empty one at the end
+    num_blocks = -(-width * size // BLOCK) + num_nodes + 1
+    row = np.full((num_groups, num_blocks * BLOCK), -1, np.int32)
+    block_node = np.full((num_groups, num_blocks), num_nodes, np.int32)
+    # a row has one candidate at least; places without a row score anything, empty ones of a row nothing
+    position = np.where((node == num_nodes) & (node[0] < num_nodes), num_blocks * BLOCK - 1, 0).astype(np.int32)
+    for group in range(num_groups):
+        inside = slice(group * size, (group + 1) * size)
+        flat = node[:, inside].ravel()
+        count = np.bincount(flat, minlength=num_nodes + 1)[:num_nodes]
+        blocks = -(-count // BLOCK)
+        start = np.cumsum(blocks) - blocks
+        block_node[group, : blocks.sum()] = np.repeat(np.arange(num_nodes), blocks)
+        # pairs by their nodes, those without one last and left out; as few and as short numbers as there can be
+        slot, member = np.divmod(np.argsort(flat, kind="stable")[: count.sum()].astype(np.int32), np.int32(size))
+        place = np.arange(member.size, dtype=np.int32)
+        place += np.repeat((start * BLOCK - np.cumsum(count) + count).astype(np.int32), count)
+        member += np.int32(group * size)
+        row[group, place] = member
+        position[slot, member] = place
+    return _Layout(row, block_node, position)
+
+
+def regroup(statistics: CandidateStatistics, num_nodes: int, num_groups: int) -> CandidateStatistics:
+    """The same statistics, of every tree along a leading axis F, with rows in another number of groups.
+
+    Devices that share the rows of a tree each take whole groups.
+    """
+
+    def one_tree(tree: CandidateStatistics) -> CandidateStatistics:
+        layout = lay_out(np.asarray(tree.node), num_nodes, num_groups)
+        old_group = np.arange(tree.node.shape[1]) * tree.residual.shape[0] // tree.node.shape[1]
+        new_group = np.arange(tree.node.shape[1]) * num_groups // tree.node.shape[1]
+        is_pair = np.asarray(tree.node) < num_nodes
+        places = tuple(np.broadcast_to(group, is_pair.shape)[is_pair] for group in (old_group, new_group))
+        source, target = (places[0], np.asarray(tree.position)[is_pair]), (places[1], layout.position[is_pair])
+        residual = np.zeros(layout.row.shape, tree.residual.dtype)
+        squared = np.zeros((*layout.row.shape, tree.squared.shape[2]), tree.squared.dtype)
+        residual[target], squared[target] = np.asarray(tree.residual)[source], np.asarray(tree.squared)[source]
+        return CandidateStatistics(
+            jnp.asarray(residual),
+            jnp.asarray(squared),
+            jnp.asarray(layout.block_node),
+            tree.node,
+            jnp.asarray(layout.position),
+            tree.num_rows,
+        )
+
+    num_trees = statistics.num_rows.size
+    trees = [one_tree(jax.tree.map(lambda leaf, at=number: leaf[at], statistics)) for number in range(num_trees)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

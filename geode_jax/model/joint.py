@@ -1,0 +1,165 @@
+"""The single statement of the joint distribution; every block of the sampler is tested against it.
+
+    z_i ~ pi                       pi_k: stop S_k at node k times the path of (1 - S), R and 1 - R down to it
+    x_i | z_i = k  ~  N( mu_k, Phi_k diag(alpha2_k) Phi_k' + sigma2_{s(k)} I )
+    u_km = 1 / (1 + alpha2_km / sigma2_{s(k)})  ~  Gamma(delta_km + 1, 1) truncated to (0, 1)
+    delta_km = prod over j <= m of tau_kj,  tau_km ~ Exp(a) on [1, inf)
+    1/sigma2_s ~ Gamma(a_sigma, b_sigma),  S_k ~ Beta(1, a_S) (1 at a leaf),  R_k ~ Beta(b_R, b_R)
+    a_S given, or ~ Gamma
+
+Densities are with respect to z, S, R, u, tau, 1/sigma2 and a_S (Wang, Canale & Dunson, section 2, with the exact
+normaliser of the truncated gamma).
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import betaln, gammaln
+
+from geode_jax._typing import Array, Bool, Count, DTypeLike, Float, Int, KeyArray
+from geode_jax.math.lowrank import HIGHEST
+from geode_jax.math.truncated import draw_log_truncated_gamma, log_lower_gamma_at_one
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.state import NodeSums, State, log_normal_constants
+from geode_jax.model.tree import Tree
+from geode_jax.settings import GammaPrior, Prior
+
+
+def log_likelihood(state: State, sums: NodeSums, tree: Tree, num_features: Count) -> Float[Array, ""]:
+    """Log p(x | z, u, sigma2), through the node sums."""
+    neg_log_u = state.neg_log_u
+    quadratic = sums.residual + jnp.sum(jnp.exp(-neg_log_u) * sums.squared, axis=-1)
+    constants = log_normal_constants(neg_log_u, state.log_sigma2, tree, num_features)
+    return jnp.sum(sums.count * constants - 0.5 * jnp.exp(-state.log_sigma2)[tree.scale] * quadratic)
+
+
+def log_membership(state: State, sums: NodeSums, tree: Tree) -> Float[Array, ""]:
+    """Log p(z | S, R)."""
+    log_weights = tree.log_weights(state.logit_stop, state.logit_right)
+    return jnp.sum(jnp.where(sums.count > 0, sums.count * log_weights, 0.0))
+
+
+def log_prior_weights(state: State, tree: Tree, prior: Prior) -> Float[Array, ""]:
+    """Log p(S, R | a_S), over internal nodes."""
+    a, b = jnp.exp(state.log_stop_concentration), prior.right_concentration
+    log_stop = state.log_stop_concentration + (a - 1.0) * jax.nn.log_sigmoid(-state.logit_stop)
+    log_right = (b - 1.0) * (jax.nn.log_sigmoid(state.logit_right) + jax.nn.log_sigmoid(-state.logit_right)) - betaln(
+        b, b
+    )
+    return jnp.sum(jnp.where(tree.is_internal, log_stop + log_right, 0.0))
+
+
+def log_prior_stop_concentration(state: State, prior: Prior) -> Float[Array, ""]:
+    """Log p(a_S); 0 where it is given."""
+    if not isinstance(prior.stop_concentration, GammaPrior):
+        return jnp.zeros_like(state.log_stop_concentration)
+    shape, rate = prior.stop_concentration.shape, prior.stop_concentration.rate
+    log_a = state.log_stop_concentration
+    return shape * jnp.log(rate) - gammaln(shape) + (shape - 1.0) * log_a - rate * jnp.exp(log_a)
+
+
+def log_prior_scales(state: State) -> Float[Array, ""]:
+    """Log p(u | tau), over active directions; the normaliser depends on tau."""
+    log_delta = state.log_delta
+    log_u_density = (
+        -jnp.exp(log_delta + state.log_neg_log_u) - jnp.exp(-state.neg_log_u) - log_lower_gamma_at_one(log_delta)
+    )
+    return jnp.sum(jnp.where(state.is_active, log_u_density, 0.0))
+
+
+def log_prior_shrinkage(state: State, prior: Prior) -> Float[Array, ""]:
+    """Log p(tau), over active directions."""
+    log_density = jnp.log(prior.tau_rate) - prior.tau_rate * state.tau_excess
+    return jnp.sum(jnp.where(state.is_active, log_density, 0.0))
+
+
+def log_prior_noise(state: State, prior: Prior) -> Float[Array, ""]:
+    """Log p(1/sigma2), over scales."""
+    a, b = prior.noise_shape, prior.noise_rate
+    log_precision = -state.log_sigma2
+    return jnp.sum(a * jnp.log(b) - gammaln(a) + (a - 1.0) * log_precision - b * jnp.exp(log_precision))
+
+
+def log_joint(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: Count) -> Float[Array, ""]:
+    """Log p(x, z, S, R, u, tau, 1/sigma2, a_S) in model coordinates, up to nothing: every normaliser is included.
+
+    Rows with missing features count as completed, by the statistics that were drawn for them.
+    """
+    return (
+        log_likelihood(state, sums, tree, num_features)
+        + log_membership(state, sums, tree)
+        + log_prior_weights(state, tree, prior)
+        + log_prior_stop_concentration(state, prior)
+        + log_prior_scales(state)
+        + log_prior_shrinkage(state, prior)
+        + log_prior_noise(state, prior)
+    )
+
+
+def sample_prior(
+    key: KeyArray, tree: Tree, prior: Prior, is_active: Bool[Array, "K d"], num_rows: int, dtype: DTypeLike
+) -> State:
+    """Draw every parameter and the memberships of `num_rows` rows from the prior."""
+    key_node, key_weights, key_u, key_tau, key_noise, key_concentration = jax.random.split(key, 6)
+    num_nodes = tree.num_nodes
+    log_a = sample_log_stop_concentration(key_concentration, prior, dtype)
+    concentration = jnp.full(num_nodes, prior.right_concentration, dtype)
+    logit_stop, logit_right = logit_beta(
+        key_weights,
+        jnp.stack([jnp.ones(num_nodes, dtype), concentration]),
+        jnp.stack([jnp.full(num_nodes, jnp.exp(log_a), dtype), concentration]),
+    )
+    logit_stop = jnp.where(tree.is_internal, logit_stop, jnp.inf)
+    logit_right = jnp.where(tree.is_internal, logit_right, 0.0)
+    tau_excess = jax.random.exponential(key_tau, is_active.shape, dtype) / prior.tau_rate
+    log_delta = jnp.cumsum(jnp.where(is_active, jnp.log1p(tau_excess), 0.0), axis=-1)
+    log_precision = jax.random.loggamma(key_noise, prior.noise_shape, (tree.num_scales,), dtype)
+    log_weights = tree.log_weights(logit_stop, logit_right)
+    return State(
+        node=jax.random.categorical(key_node, log_weights, shape=(num_rows,)).astype(jnp.int32),
+        logit_stop=logit_stop,
+        logit_right=logit_right,
+        log_neg_log_u=draw_log_truncated_gamma(key_u, jnp.logaddexp(log_delta, 0.0), jnp.ones_like(log_delta)),
+        tau_excess=tau_excess,
+        log_sigma2=jnp.log(jnp.asarray(prior.noise_rate, dtype)) - log_precision,
+        log_stop_concentration=log_a,
+        is_active=is_active,
+        log_ratio=jnp.zeros(is_active.shape, dtype),
+    )
+
+
+def sample_log_stop_concentration(key: KeyArray, prior: Prior, dtype: DTypeLike) -> Float[Array, ""]:
+    """Draw log a_S from its prior, or return it where it is given."""
+    if not isinstance(prior.stop_concentration, GammaPrior):
+        return jnp.log(jnp.asarray(prior.stop_concentration, dtype))
+    log_unit = jax.random.loggamma(key, prior.stop_concentration.shape, (), dtype)
+    return log_unit - jnp.log(jnp.asarray(prior.stop_concentration.rate, dtype))
+
+
+def logit_beta(key: KeyArray, a: Array, b: Array) -> Array:
+    """Draw the logit of a Beta(a, b) variable: exact however close to 0 or 1 it lies."""
+    # both gammas at once: a call of its own for each takes as long to compile
+    log_a, log_b = jax.random.loggamma(key, jnp.stack([a, b]), dtype=a.dtype)
+    return log_a - log_b
+
+
+def simulate(key: KeyArray, dictionary: Dictionary, state: State) -> Float[Array, "n D"]:
+    """Draw the rows given their memberships and the parameters, in model coordinates."""
+    neg_log_u = state.neg_log_u[state.node]
+    sigma = jnp.exp(0.5 * state.log_sigma2)[jnp.asarray(dictionary.tree.scale)[state.node]]
+    return simulate_rows(key, dictionary, state.node, neg_log_u, sigma)
+
+
+def simulate_rows(
+    key: KeyArray,
+    dictionary: Dictionary,
+    node: Int[Array, "n"],
+    neg_log_u: Float[Array, "n d"],
+    sigma: Float[Array, "n"],
+) -> Float[Array, "n D"]:
+    """Draw one row from each given component: ``mu + Phi alpha eta + sigma eps``."""
+    key_eta, key_eps = jax.random.split(key)
+    alpha = sigma[:, None] * jnp.sqrt(jnp.expm1(neg_log_u))
+    eta = alpha * jax.random.normal(key_eta, alpha.shape, alpha.dtype)
+    noise = jax.random.normal(key_eps, (node.shape[0], dictionary.num_features), sigma.dtype)
+    signal = jnp.einsum("nDd,nd->nD", dictionary.bases[node], eta, precision=HIGHEST)
+    return dictionary.centres[node] + signal + sigma[:, None] * noise

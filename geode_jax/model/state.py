@@ -1,0 +1,122 @@
+"""The parameters of one chain, and the node sums of the rows through which they see the data."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from geode_jax._typing import Array, Bool, Count, Float, Int
+from geode_jax.math.lowrank import HIGHEST
+from geode_jax.model.candidate_statistics import AnyStatistics
+from geode_jax.model.statistics import ROW_BLOCKS
+from geode_jax.model.tree import Tree
+
+
+class PartialState(eqx.Module):
+    """What the chain holds of rows with missing features: their nodes, and their drawn statistics there.
+
+    Rows stand in G groups of B, of which a sweep draws one anew, number `turn`. Places without a row have node K.
+    """
+
+    node: Int[Array, "G B"]
+    residual: Float[Array, "G B"]
+    squared: Float[Array, "G B d"]
+    turn: Int[Array, ""]
+
+
+class State(eqx.Module):
+    """Parameters of the model, each in the coordinates that keep its digits.
+
+    `node`: membership z of the complete rows; places without a row have node K. `partial`: that of rows with missing
+    features, None without such rows.
+    `logit_stop`, `logit_right`: of S and R; logit S is +inf at leaves and absent nodes. `log_neg_log_u`: log(-log u);
+    -log u = log(1 + alpha2 / sigma2) is of order 1/delta, below the range of float32 for later directions, while delta
+    * -log u stays of order one. `tau_excess`: tau - 1. `log_stop_concentration`: log a_S, a constant unless it has a
+    prior. `is_active`: directions not removed; a removed one has u = 1 and keeps its last values for its return.
+    `log_ratio`: log of the share of the node's largest variance that a direction had when it was removed.
+    """
+
+    node: Int[Array, "n"]
+    logit_stop: Float[Array, "K"]
+    logit_right: Float[Array, "K"]
+    log_neg_log_u: Float[Array, "K d"]
+    tau_excess: Float[Array, "K d"]
+    log_sigma2: Float[Array, "S"]
+    log_stop_concentration: Float[Array, ""]
+    is_active: Bool[Array, "K d"]
+    log_ratio: Float[Array, "K d"]
+    partial: PartialState | None = None
+
+    @property
+    def neg_log_u(self) -> Float[Array, "K d"]:
+        """-log u, 0 at removed directions."""
+        return jnp.where(self.is_active, jnp.exp(self.log_neg_log_u), 0.0)
+
+    @property
+    def log_tau(self) -> Float[Array, "K d"]:
+        """Log tau, 0 at removed directions."""
+        return jnp.where(self.is_active, jnp.log1p(self.tau_excess), 0.0)
+
+    @property
+    def log_delta(self) -> Float[Array, "K d"]:
+        """Log of delta, the running product of the active tau's (paper section 2.3)."""
+        return running_sum(self.log_tau)
+
+
+def running_sum(values: Float[Array, "K d"]) -> Float[Array, "K d"]:
+    """Sums of finite numbers along the last axis up to each place, as a product with a triangle of ones.
+
+    Compilers fuse a cumulative sum into what uses it, and work it out again for every use: u took four times as long.
+    """
+    size = values.shape[-1]
+    return jnp.matmul(values, jnp.triu(jnp.ones((size, size), values.dtype)), precision=HIGHEST)
+
+
+class NodeSums(eqx.Module):
+    """Sums over the rows of each node: all that the blocks other than membership need."""
+
+    count: Float[Array, "K"]
+    residual: Float[Array, "K"]
+    squared: Float[Array, "K d"]
+
+
+def node_sums(state: State, statistics: AnyStatistics) -> NodeSums:
+    """Sums over all rows at the nodes that hold them; `statistics` are those of the complete rows."""
+    num_nodes = state.logit_stop.shape[0]
+    # gather each row's statistics at its node and add them up: no one-hot products
+    sums = _sums(state.node, *statistics.at(state.node), num_nodes)
+    if state.partial is None:
+        return sums
+    # places first: groups are not spread over devices, places may be
+    node, residual, squared = (
+        jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
+        for leaf in (state.partial.node, state.partial.residual, state.partial.squared)
+    )
+    return jax.tree.map(jnp.add, sums, _sums(node, residual, squared, num_nodes))
+
+
+def _sums(node: Array, residual: Array, squared: Array, num_nodes: int) -> NodeSums:
+    """Rows at node K are dropped. Blocks of rows are summed apart, so that devices can each take theirs."""
+    num_blocks = math.gcd(node.shape[0], ROW_BLOCKS)
+
+    def total(values: Array) -> Array:
+        blocks = (part.reshape(num_blocks, part.shape[0] // num_blocks, *part.shape[1:]) for part in (values, node))
+        return jax.vmap(lambda values, node: jax.ops.segment_sum(values, node, num_nodes))(*blocks).sum(axis=0)
+
+    return NodeSums(count=total(jnp.ones_like(residual)), residual=total(residual), squared=total(squared))
+
+
+def log_normal_constants(
+    neg_log_u: Float[Array, "K d"], log_sigma2: Float[Array, "S"], tree: Tree, num_features: Count
+) -> Float[Array, "K"]:
+    """``-D/2 log(2 pi sigma2) + 1/2 sum log u``: each node's log density at its own centre."""
+    log_sigma2_at_node = log_sigma2[tree.scale]
+    log_two_pi = jnp.log(2 * jnp.pi).astype(log_sigma2.dtype)
+    return -0.5 * (num_features * (log_two_pi + log_sigma2_at_node) + neg_log_u.sum(axis=-1))
+
+
+def half_count_and_rate(state: State, sums: NodeSums, tree: Tree) -> tuple[Float[Array, "K"], Float[Array, "K d"]]:
+    """``n / 2`` of every node and ``1 + sum Z2 / (2 sigma2)``: what u is told by its node's rows."""
+    half_precision = 0.5 * jnp.exp(-state.log_sigma2)[tree.scale]
+    return 0.5 * sums.count, 1.0 + half_precision[:, None] * sums.squared

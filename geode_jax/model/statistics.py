@@ -1,0 +1,110 @@
+"""What the sampler knows of a row: its squared distances to every node's subspace, and along it.
+
+    E_ik = || (I - Phi_k Phi_k') (x_i - mu_k) ||^2      Z2_ikm = ( Phi_k' (x_i - mu_k) )_m^2
+
+E is the norm of the residual itself, not a difference of norms, so that float32 loses nothing (design, section 1).
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geode_jax._typing import Array, Bool, Float, Int, Shaped
+from geode_jax.math.lowrank import HIGHEST, Observed
+from geode_jax.math.whitening import Seen
+from geode_jax.model.dictionary import Dictionary
+
+# Rows may be spread over any number of devices that divides this one.
+ROW_BLOCKS = 16
+
+
+class Statistics(eqx.Module):
+    """Sufficient statistics of n rows at K nodes, nodes first: the sweep contracts over the last axis.
+
+    Only the first `num_rows` places hold rows: data of nearly the same size share their compiled programs, and classes
+    of different size one kernel.
+    """
+
+    residual: Float[Array, "*batch K n"]
+    squared: Float[Array, "*batch K n d"]
+    num_rows: Int[Array, "*batch"]
+
+    @property
+    def is_row(self) -> Bool[Array, "*batch n"]:
+        """Which places hold rows."""
+        return jnp.arange(self.residual.shape[-1]) < self.num_rows[..., None]
+
+    def scores(
+        self, constant: Float[Array, "K"], half_precision: Float[Array, "K"], u: Float[Array, "K d"]
+    ) -> Float[Array, "K n"]:
+        """``constant - half_precision (E + sum_m u_m Z2_m)`` of every row at every node."""
+        along = jnp.einsum("knd,kd->kn", self.squared, u, precision=HIGHEST)
+        return constant[:, None] - half_precision[:, None] * (self.residual + along)
+
+    def of_nodes(self, table: Shaped[Array, "K"]) -> Shaped[Array, "K #n"]:
+        """A number per node where the scores have it."""
+        return table[:, None]
+
+    def node_at(self, slot: Int[Array, "n"]) -> Int[Array, "n"]:
+        """The node of a place along the scores' first axis."""
+        return slot
+
+    def at(self, node: Int[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n d"]]:
+        """(E, Z2) of every row at a node of its own; anything at node K."""
+        residual = jnp.take_along_axis(self.residual, node[None], axis=0, mode="clip")[0]
+        return residual, jnp.take_along_axis(self.squared, node[None, :, None], axis=0, mode="clip")[0]
+
+
+def padded_size(num_rows: int) -> int:
+    """Places for so many rows: at most 16 more, or 1/16 more."""
+    step = max(ROW_BLOCKS, 2 ** (num_rows.bit_length() - 5))
+    return -(-num_rows // step) * step
+
+
+def project(
+    x: Float[Array, "n D"], centre: Float[Array, "D"], basis: Float[Array, "D d"]
+) -> tuple[Float[Array, "n"], Float[Array, "n d"]]:
+    """(E, Z) of rows at one node."""
+    centred = x - centre
+    coordinates = jnp.matmul(centred, basis, precision=HIGHEST)
+    residual = centred - jnp.matmul(coordinates, basis.T, precision=HIGHEST)
+    return jnp.sum(jnp.square(residual), axis=-1), coordinates
+
+
+def statistics_of(dictionary: Dictionary, x: Float[Array, "n D"]) -> Statistics:
+    """Statistics of rows in model coordinates at the nodes of one tree."""
+    residual, squared = project_all(dictionary.centres, dictionary.bases, x)
+    return Statistics(residual, squared, jnp.asarray(x.shape[0], jnp.int32))
+
+
+@jax.jit
+def project_all(
+    centres: Float[Array, "K D"], bases: Float[Array, "K D d"], x: Float[Array, "n D"]
+) -> tuple[Float[Array, "K n"], Float[Array, "K n d"]]:
+    """(E, Z2) of rows at all nodes, one node after the other to bound the memory."""
+
+    def at_node(node: tuple[Array, Array]) -> tuple[Array, Array]:
+        residual, coordinates = project(x, *node)
+        return residual, jnp.square(coordinates)
+
+    return lax.map(at_node, (centres, bases))
+
+
+def observed_statistics_of(dictionary: Dictionary, seen: Seen) -> Observed:
+    """Statistics of partial rows at every node, batch axes (b, K); one mask may serve all rows."""
+    by_node = lax.map(lambda node: seen.statistics(*node), (dictionary.centres, dictionary.bases))
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
+
+
+def observed_statistics_at(dictionary: Dictionary, seen: Seen, node: Int[Array, "b M"]) -> Observed:
+    """Statistics of partial rows, each with its mask, at some nodes of every row; batch axes (b, M)."""
+
+    def of_row(row: Array, centre: Array, basis: Array) -> Observed:
+        return jax.tree.map(lambda leaf: leaf[0], seen.rows(row[None]).statistics(centre, basis))
+
+    def at_slot(node: Array) -> Observed:
+        return jax.vmap(of_row)(jnp.arange(node.size), dictionary.centres[node], dictionary.bases[node])
+
+    by_slot = lax.map(at_slot, node.T)
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_slot)

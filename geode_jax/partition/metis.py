@@ -1,0 +1,121 @@
+"""The nested binary partition of the rows by METIS.
+
+METIS balances at any price: components of 500 and 5500 rows are cut 3000 to 3000. So a cell whose graph falls into
+components is split along them, and METIS cuts connected cells only, one call per cell. (One recursive call for the
+whole tree takes 0.11 s against 0.18 s at 60,000 rows and depth 4, both far below the cost of the graph, but it cuts
+components: `python -m benchmarks.partition_calls` shows both.)
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pymetis
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from geode_jax.rows.blocks import slices
+from geode_jax.rows.view import Rows
+
+
+class Partition(NamedTuple):
+    """A complete binary tree in heap order: ``cells[k]`` are the rows of node k, None where k is absent.
+
+    A present node has both children or none; the children's rows are a partition of the node's.
+    """
+
+    depth: int
+    cells: tuple[np.ndarray | None, ...]
+
+    @property
+    def is_present(self) -> np.ndarray:
+        """Mask of the nodes that exist, (K,)."""
+        return np.array([cell is not None for cell in self.cells])
+
+    def nodes_at(self, scale: int) -> list[int]:
+        """Nodes that cover the rows at `scale`: present ones there, and leaves above it."""
+        last = 2 ** (scale + 1) - 1
+        present = self.is_present
+        return [k for k in range(last) if present[k] and (2 * k + 1 >= last or not present[2 * k + 1])]
+
+
+def default_depth(num_rows: int, min_cell_size: int) -> int:
+    """Scales until a balanced tree's cells reach `min_cell_size`, at most 7."""
+    return int(np.clip(np.floor(np.log2(max(num_rows / min_cell_size, 1.0))), 0, 7))
+
+
+def partition_rows(x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_size: int, seed: int) -> Partition:
+    """Split the rows of `x` (n, D) down to `depth`; a cell that cannot be split into two useful ones is a leaf."""
+    cells: list[np.ndarray | None] = [None] * (2 ** (depth + 1) - 1)
+    cells[0] = np.arange(x.shape[0])
+    for node in range(2**depth - 1):
+        rows = cells[node]
+        if rows is None or rows.size < 2 * min_cell_size:
+            continue
+        is_right = _split(x, graph, rows, min_cell_size, seed + node)
+        if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:
+            cells[2 * node + 1], cells[2 * node + 2] = rows[~is_right], rows[is_right]
+    return Partition(depth, tuple(cells))
+
+
+def route_rows(x: Rows, partition: Partition, known: np.ndarray, min_cell_size: int) -> Partition:
+    """The partition of all rows of `x` (n, D), from one of its rows `known`, ascending.
+
+    Those keep their cells; the others go to the child whose centre is nearer, from the root down. A cell one of whose
+    children would have fewer than `min_cell_size` rows is a leaf.
+    """
+    cells: list[np.ndarray | None] = [None] * len(partition.cells)
+    cells[0] = np.arange(x.shape[0])
+    for node in range(2**partition.depth - 1):
+        rows, left, right = cells[node], partition.cells[2 * node + 1], partition.cells[2 * node + 2]
+        if rows is None or left is None or right is None:
+            continue
+        centres = [x[known[child]].mean(axis=0, dtype=np.float64) for child in (left, right)]
+        toward = (centres[1] - centres[0]).astype(x.dtype)
+        middle = toward @ (0.5 * (centres[0] + centres[1]))
+        is_right = np.concatenate([x[rows[some]] @ toward for some in slices(rows.size, x.shape[1])]) > middle
+        is_right[np.searchsorted(rows, known[left])] = False
+        is_right[np.searchsorted(rows, known[right])] = True
+        if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:
+            cells[2 * node + 1], cells[2 * node + 2] = rows[~is_right], rows[is_right]
+    return Partition(partition.depth, tuple(cells))
+
+
+def _split(x: np.ndarray, graph: sparse.csr_array, rows: np.ndarray, min_cell_size: int, seed: int) -> np.ndarray:
+    """Mask of the rows that go right, (rows.size,); all on one side where no split was found."""
+    part = graph[rows][:, rows]
+    num_components, component = csgraph.connected_components(part, directed=False)
+    if num_components > 1:
+        is_right = _split_components(x[rows], component, num_components)
+        if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:
+            return is_right
+    adjacency = pymetis.CSRAdjacency(part.indptr.astype(np.int64), part.indices.astype(np.int64))
+    _, labels = pymetis.part_graph(
+        2,
+        adjacency=adjacency,
+        eweights=part.data.tolist(),
+        recursive=True,
+        options=pymetis.Options(seed=seed % 2**31),
+    )
+    return np.asarray(labels) == 1
+
+
+def _split_components(x: np.ndarray, component: np.ndarray, num_components: int) -> np.ndarray:
+    """Two groups of whole components, near ones together and as even as that allows.
+
+    The components' centres are put in order along their first principal direction (weighted by size), and the order
+    is cut where the sizes are most even.
+    """
+    sizes = np.bincount(component, minlength=num_components)
+    indicator = sparse.csr_array(
+        (np.ones(component.size), (component, np.arange(component.size))),
+        shape=(num_components, component.size),
+    )
+    centres = (indicator @ x) / sizes[:, None]
+    centres = (centres - centres.mean(axis=0)) * np.sqrt(sizes)[:, None]
+    direction = np.linalg.svd(centres, full_matrices=False)[2][0]
+    order = np.argsort(centres @ direction / np.sqrt(sizes), kind="stable")
+    left_sizes = np.cumsum(sizes[order])[:-1]
+    cut = int(np.argmin(np.abs(left_sizes - component.size / 2))) + 1
+    goes_right = np.zeros(num_components, dtype=bool)
+    goes_right[order[cut:]] = True
+    return goes_right[component]

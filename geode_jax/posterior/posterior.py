@@ -1,0 +1,226 @@
+"""What a fit leaves behind: dictionaries, draws, and how to go from the data's units to the model's and back."""
+
+import os
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax._files.archive import decode, encode, fields_of, read_archive, within, write_archive
+from geode_jax._typing import Array, Float, precision_of
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.draw import Adaptation, Draw
+from geode_jax.model.tree import trees_from_masks
+from geode_jax.rows.frame import Frame
+from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
+
+_FORMAT = "geode_jax posterior"
+_FORMAT_VERSION = 1
+_PARTS = ("dictionary", "draws", "adaptation")
+
+
+class Posterior(eqx.Module):
+    """Draws from the posterior of a GEODE forest, with the dictionaries they refer to.
+
+    Made by :func:`geode_jax.fit`. Arrays of `draws` have axes (trees F, chains C, draws T, ...); `dictionary` has a
+    leading axis F. Everything is in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of
+    shape (D,) in float64 and R the symmetric `noise_root`, (D, D), of determinant 1: over their scales the features
+    have noise of covariance ``sigma2 R R``. None is the identity. `lost_mass`, (F,): mean posterior probability that a
+    complete training row is at none of its candidate nodes (``DictionarySettings.num_candidates``), None where rows may
+    be at any node.
+    """
+
+    dictionary: Dictionary
+    draws: Draw
+    adaptation: Adaptation
+    shift: np.ndarray
+    scale: np.ndarray
+    dictionary_settings: DictionarySettings = eqx.field(static=True)
+    prior: Prior = eqx.field(static=True)
+    sampler_settings: SamplerSettings = eqx.field(static=True)
+    noise_root: np.ndarray | None = None
+    lost_mass: np.ndarray | None = None
+
+    @property
+    def dtype(self) -> np.dtype:
+        """float32 or float64."""
+        return np.dtype(self.dictionary.centres.dtype)
+
+    @property
+    def num_features(self) -> int:
+        """D."""
+        return self.dictionary.num_features
+
+    @property
+    def num_trees(self) -> int:
+        """F."""
+        return self.draws.log_joint.shape[0]
+
+    @property
+    def num_chains(self) -> int:
+        """C, per tree."""
+        return self.draws.log_joint.shape[1]
+
+    @property
+    def num_draws(self) -> int:
+        """T, per chain."""
+        return self.draws.log_joint.shape[2]
+
+    @property
+    def frame(self) -> Frame:
+        """Coordinates of the model."""
+        return Frame(self.shift, self.scale, self.noise_root)
+
+    @property
+    def log_jacobian(self) -> float:
+        """What to add to a log density of x to get that of y."""
+        return -float(np.log(self.scale).sum())
+
+    def thin(self, num_draws: int | None) -> Draw:
+        """At most `num_draws` draws per tree, evenly spaced over each chain, with axes (F, T', ...)."""
+        per_chain = self.num_draws
+        if num_draws is not None:
+            per_chain = min(per_chain, max(1, -(-num_draws // self.num_chains)))
+        index = np.unique(np.linspace(0, self.num_draws - 1, per_chain).round().astype(int))
+        return jax.tree.map(lambda leaf: leaf[:, :, index].reshape(leaf.shape[0], -1, *leaf.shape[3:]), self.draws)
+
+    @property
+    def sigma(self) -> Float[np.ndarray, "F C T S"]:
+        """Noise standard deviation by scale, in the data's units (times the feature's relative noise scale)."""
+        unit = np.exp(np.mean(np.log(self.scale)))
+        return unit * np.exp(0.5 * np.asarray(self.draws.log_sigma2, dtype=np.float64))
+
+    @property
+    def scale_weights(self) -> Float[np.ndarray, "F C T S"]:
+        """Total weight of the nodes at each scale."""
+        weights = np.exp(np.asarray(self.draws.log_weights, dtype=np.float64))
+        starts = 2 ** np.arange(self.dictionary.tree.num_scales) - 1
+        return np.add.reduceat(weights, starts, axis=-1)
+
+    @property
+    def inclusion_probabilities(self) -> Float[np.ndarray, "d"]:
+        """Probability that direction m is in use, averaged over rows through their nodes and over adaptation steps.
+
+        The paper's last formula, counting directions that pass the removal test (not one that has just returned on
+        trial); tallied over the second half of warm-up. Without adaptation steps there, over the kept draws.
+        """
+        steps = float(np.asarray(self.adaptation.steps, np.float64).sum())
+        if steps > 0:
+            included = np.asarray(self.adaptation.included, np.float64).sum(axis=(0, 1, 2))
+            return np.minimum(included / steps, 1.0)
+        share = np.asarray(self.draws.count, np.float64)
+        share = share / share.sum(axis=-1, keepdims=True)
+        return np.einsum("fctk,fctkm->fctm", share, np.asarray(self.draws.is_active, np.float64)).mean(axis=(0, 1, 2))
+
+    @property
+    def intrinsic_dimension_probabilities(self) -> Float[np.ndarray, "d1"]:
+        """Posterior of the intrinsic dimension p = 0..d of a row: how many directions its node needs.
+
+        A direction is needed where the node's rows vary along it by more than the noise (see
+        :func:`geode_jax.gibbs.rank.log_dimension_odds`). Averaged over rows, trees, chains and draws.
+        """
+        count = np.asarray(self.draws.count, np.float64)
+        total = np.bincount(
+            np.asarray(self.draws.dimension).ravel(), weights=count.ravel(), minlength=self.dictionary.max_rank + 1
+        )
+        return total / count.sum()
+
+    @property
+    def node_dimension_probabilities(self) -> Float[np.ndarray, "F K d1"]:
+        """Posterior of the intrinsic dimension p = 0..d of every node of every tree; NaN at absent nodes.
+
+        Over chains and draws, weighted by how many rows the node held; a node that never held one has the prior's.
+        """
+        count = np.asarray(self.draws.count, np.float64)
+        held = count.sum(axis=(1, 2), keepdims=True)
+        weight = np.where(held > 0, count, 1.0)
+        dimension = np.asarray(self.draws.dimension)
+        probabilities = np.stack(
+            [(weight * (dimension == p)).sum(axis=(1, 2)) for p in range(self.dictionary.max_rank + 1)], axis=-1
+        )
+        probabilities /= weight.sum(axis=(1, 2))[..., None]
+        return np.where(np.asarray(self.dictionary.tree.is_present)[..., None], probabilities, np.nan)
+
+    @property
+    def intrinsic_dimension(self) -> int:
+        """Posterior mode of the intrinsic dimension."""
+        return int(np.argmax(self.intrinsic_dimension_probabilities))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to one ``.npz`` file, without pickle; the file appears whole or not at all."""
+        write_archive(path, *self.to_archive())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Posterior":
+        """Read a file written by :meth:`save`. Raises ValueError where it is not one, or is damaged."""
+        return read_archive(path, _FORMAT, _FORMAT_VERSION, "Posterior.save", Posterior.from_archive)
+
+    def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Header and arrays of a file, for files that hold more than a posterior."""
+        arrays = {f"{part}.{name}": array for part in _PARTS for name, array in fields_of(getattr(self, part)).items()}
+        arrays |= {
+            "tree.is_present": np.asarray(self.dictionary.tree.is_present),
+            "shift": self.shift,
+            "scale": self.scale,
+        }
+        optional = {"noise_root": self.noise_root, "lost_mass": self.lost_mass}
+        arrays |= {name: array for name, array in optional.items() if array is not None}
+        header = {
+            "format": _FORMAT,
+            "version": _FORMAT_VERSION,
+            "dictionary_settings": encode(self.dictionary_settings),
+            "prior": encode(self.prior),
+            "sampler_settings": encode(self.sampler_settings),
+        }
+        return header, arrays
+
+    @staticmethod
+    def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "Posterior":
+        """The inverse of :meth:`to_archive`."""
+        return _rebuild(header, arrays)
+
+
+def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior:
+    def part(name: str) -> dict[str, Array]:
+        return jax.tree.map(jnp.asarray, within(arrays, name))
+
+    with precision_of(arrays["dictionary.centres"].dtype):
+        posterior = Posterior(
+            dictionary=Dictionary(tree=trees_from_masks(arrays["tree.is_present"]), **part("dictionary")),
+            draws=jax.tree.map(np.asarray, Draw(**part("draws"))),
+            adaptation=jax.tree.map(np.asarray, Adaptation(**part("adaptation"))),
+            shift=arrays["shift"],
+            scale=arrays["scale"],
+            dictionary_settings=decode(header["dictionary_settings"]),
+            prior=decode(header["prior"]),
+            sampler_settings=decode(header["sampler_settings"]),
+            noise_root=arrays.get("noise_root"),
+            lost_mass=arrays.get("lost_mass"),
+        )
+    _check_shapes(posterior)
+    return posterior
+
+
+def _check_shapes(posterior: Posterior) -> None:
+    dictionary, draws = posterior.dictionary, posterior.draws
+    trees, nodes, features, rank = dictionary.bases.shape
+    _, chains, length = draws.log_joint.shape
+    lead = (trees, chains, length)
+    expected: list[tuple[Array | np.ndarray, tuple[int, ...]]] = [
+        (dictionary.centres, (trees, nodes, features)),
+        (dictionary.ranks, (trees, nodes)),
+        (dictionary.tree.is_present, (trees, 2 ** (dictionary.tree.depth + 1) - 1)),
+        (draws.neg_log_u, (*lead, nodes, rank)),
+        (draws.log_weights, (*lead, nodes)),
+        (draws.dimension, (*lead, nodes)),
+        (draws.log_sigma2, (*lead, dictionary.tree.num_scales)),
+        (posterior.shift, (features,)),
+        (posterior.scale, (features,)),
+    ]
+    if posterior.noise_root is not None:
+        expected.append((posterior.noise_root, (features, features)))
+    for array, shape in expected:
+        if array.shape != shape:
+            raise ValueError(f"an array has shape {array.shape} where {shape} belongs")

@@ -1,0 +1,182 @@
+"""The posterior predictive distribution in the data's units: densities, samples, and what is missing."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax._checks import check_data, check_instance, check_integer, check_key, check_number
+from geode_jax._typing import ArrayLike, Float, KeyArray, precision_of
+from geode_jax.math.streaming import map_row_blocks
+from geode_jax.model.draw import Draw
+from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.conditional import condition
+from geode_jax.predict.conformal import widening
+from geode_jax.predict.density import density_row_bytes, log_densities, log_density_complete
+from geode_jax.predict.mixture import log_densities_partial
+from geode_jax.predict.rows import (
+    DENSITY_DRAWS,
+    PARTIAL_DRAWS,
+    check_candidates,
+    check_draws,
+    check_rows,
+    map_partial_rows,
+    map_rows,
+    of_features,
+    partial_log_density_by_tree,
+    partial_row_bytes,
+    thinned,
+)
+from geode_jax.predict.samples import sample_rows
+from geode_jax.rows.frame import to_data
+
+
+class Imputation(NamedTuple):
+    """Completed rows and, per entry, a central posterior predictive interval; (n, D) each.
+
+    At observed entries all three are the observed value.
+    """
+
+    filled: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def log_density(
+    posterior: Posterior,
+    X: ArrayLike,
+    *,
+    num_draws: int | None = None,
+    num_candidates: int | None = None,
+) -> Float[np.ndarray, "n"]:
+    """Log posterior predictive density of rows, in nats and the data's units; (n, D) to (n,).
+
+    Averaged over draws and trees (on the density scale, by log-sum-exp). A row with NaN gets the marginal log density
+    of its observed entries. `num_draws` and `num_candidates` (nodes per partial row) bound the work per tree; None
+    means 200 draws for complete and 16 for partial rows, and 6 nodes.
+    """
+    posterior, data = check_rows(posterior, X)
+    num_candidates = check_candidates(posterior, num_candidates)
+
+    def of_complete(draws: Draw, x: np.ndarray) -> np.ndarray:
+        return log_density_complete(posterior.dictionary, draws, x) + posterior.log_jacobian
+
+    def of_partial(draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+        by_tree = partial_log_density_by_tree(posterior, draws, x, is_observed, num_candidates)
+        by_row = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])
+        return by_row - is_observed @ np.log(posterior.scale)
+
+    counts = check_draws(num_draws, DENSITY_DRAWS), check_draws(num_draws, PARTIAL_DRAWS)
+    return map_rows(posterior, data, counts, of_complete, of_partial)
+
+
+def log_density_draws(
+    posterior: Posterior,
+    X: ArrayLike,
+    *,
+    num_draws: int | None = None,
+    num_candidates: int | None = None,
+) -> Float[np.ndarray, "F C T n"]:
+    """Log density of rows under every tree, chain and draw: (F, C, T, n), in nats and the data's units.
+
+    The posterior of the density itself: its spread is what :func:`log_density` averages over. A row with NaN gets the
+    marginal log density of its observed entries. `num_draws` thins to that many draws per tree, evenly over the
+    chains; None keeps all.
+    """
+    posterior, data = check_rows(posterior, X)
+    num_candidates = check_candidates(posterior, num_candidates)
+    num_draws = check_draws(num_draws, None)
+
+    def of_complete(draws: Draw, x: np.ndarray) -> np.ndarray:
+        by_draw = map_row_blocks(
+            lambda rows: jnp.swapaxes(log_densities(posterior.dictionary, draws, rows), 0, 1),
+            x,
+            bytes_per_row=posterior.num_trees * density_row_bytes(draws, x),
+        )
+        return by_draw + posterior.log_jacobian
+
+    def of_partial(draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+        dictionary = of_features(posterior)
+        by_draw = map_partial_rows(
+            lambda seen: log_densities_partial(dictionary, draws, seen, num_candidates=num_candidates),
+            x,
+            is_observed,
+            root=posterior.noise_root,
+            bytes_per_row=posterior.num_trees * partial_row_bytes(posterior, draws, num_candidates),
+        )
+        return by_draw - (is_observed @ np.log(posterior.scale))[:, None, None]
+
+    by_draw = map_rows(posterior, data, (num_draws, num_draws), of_complete, of_partial)
+    by_chain = by_draw.reshape(data.shape[0], posterior.num_trees, posterior.num_chains, -1)
+    return np.moveaxis(by_chain, 0, 3)
+
+
+def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[np.ndarray, "n D"]:
+    """Draw new rows from the posterior predictive, (num_samples, D)."""
+    key = check_key(key)
+    check_instance(posterior, "posterior", Posterior)
+    num_samples = check_integer(num_samples, "num_samples", 1)
+    with precision_of(posterior.dtype):
+        draws = thinned(posterior, None)
+        padded = 1 << (num_samples - 1).bit_length()  # few compiled sizes
+        x = np.asarray(sample_rows(key, posterior.dictionary, draws, num_rows=padded))[:num_samples]
+    return to_data(x, posterior.frame)
+
+
+def impute(
+    posterior: Posterior,
+    X: ArrayLike,
+    *,
+    interval: float = 0.95,
+    calibration: ArrayLike | None = None,
+    num_draws: int | None = None,
+    num_candidates: int | None = None,
+) -> Imputation:
+    """Fill NaN with its conditional mean given the row's observed entries, with central intervals.
+
+    `interval` is their probability. Where whole parts of rows are missing together, intervals are too narrow unless
+    there is `calibration`: rows (m, D) that were not in the fit, at least ``interval / (1 - interval)`` of them. They
+    lose what rows of X miss, and one factor widens all intervals until they hold that share of it (conformalised
+    quantile regression; Romano, Patterson & Candes 2019). Rows of X that miss parts of different kinds are best given
+    in calls of their own. :func:`geode_jax.condition` gives more of the same distribution, and says what the other
+    arguments mean.
+    """
+    interval = check_number(interval, "interval", above=0.0, below=1.0)
+    posterior, data = check_rows(posterior, X)
+    rows = None
+    if calibration is not None:
+        rows = check_data(calibration, "calibration", allow_nan=True, num_features=posterior.num_features)
+
+    def summary(x: np.ndarray) -> Imputation:
+        conditional = condition(posterior, x, num_draws=num_draws, num_candidates=num_candidates)
+        return Imputation(*conditional.mean_and_interval(interval))
+
+    if rows is None:
+        return summary(data)
+    share = widening(lambda x: summary(x)[1:], rows, np.isnan(data), interval)
+    filled, lower, upper = summary(data)
+    more = share * (upper - lower)
+    return Imputation(filled, np.minimum(lower - more, filled), np.maximum(upper + more, filled))
+
+
+def impute_mean(
+    posterior: Posterior, X: ArrayLike, *, num_draws: int | None = None, num_candidates: int | None = None
+) -> Float[np.ndarray, "n D"]:
+    """Fill NaN with its conditional mean given the row's observed entries; cheaper than :func:`impute`."""
+    return condition(posterior, X, num_draws=num_draws, num_candidates=num_candidates).mean()
+
+
+def impute_draws(
+    key: KeyArray,
+    posterior: Posterior,
+    X: ArrayLike,
+    num_samples: int = 1,
+    *,
+    num_draws: int | None = None,
+    num_candidates: int | None = None,
+) -> Float[np.ndarray, "s n D"]:
+    """Multiple imputation: completed data sets, (num_samples, n, D), that carry the posterior's uncertainty.
+
+    The missing entries of a row are drawn jointly, from a tree and a draw of the parameters at random.
+    """
+    return condition(posterior, X, num_draws=num_draws, num_candidates=num_candidates).sample(key, num_samples)

@@ -1,0 +1,237 @@
+"""Partially observed rows: the mixture over nodes and draws given what is observed.
+
+A row's posterior predictive given its observed part is a mixture over (draw t, node k) with weights proportional to
+pi_tk N(y_O | t, k), the same under every tree; trees count equally. Work per draw is d-sized: the D-sized work is
+done once per row and node. Per row only the `num_candidates` nodes with the largest weight at the posterior mean of
+the parameters are looked at closely, and only those of them whose weight there counts are carried through all draws.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from geode_jax._typing import Array, Count, Float, Int
+from geode_jax.math.lowrank import HIGHEST, Observed, latent_given, latent_root, log_marginal
+from geode_jax.math.whitening import Seen
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.draw import Draw
+from geode_jax.model.statistics import observed_statistics_at, observed_statistics_of
+
+# Nodes of a row with a mask of its own are found by this many leading directions, the rest counted as noise.
+SCREEN_RANK = 16
+# Nats that a candidate is behind the best one at the posterior mean of the parameters to be left out of the draws. Far
+# more than it takes to have no weight there: under single draws, a node of few rows may come out far ahead of that.
+NEGLIGIBLE = 40.0
+
+
+class Candidates(eqx.Module):
+    """The nodes a partial row may belong to, and the row's statistics there; axes (b, M, ...).
+
+    Most rows leave weight to one or two of them. `order` holds all pairs of row and candidate, those that count first,
+    and `num_relevant` how many these are.
+    """
+
+    node: Int[Array, "b M"]
+    observed: Observed
+    order: Int[Array, "b*M"]
+    num_relevant: Int[Array, ""]
+
+
+class Mixture(eqx.Module):
+    """A row's conditional distribution, one component per candidate node, axes (b, M, ...).
+
+    Draws of the parameters are merged within a node by their first two moments: mean and covariance of the mixture
+    are those of all draws exactly. Given a component, the row is ``centre + basis eta + noise`` with eta of the given
+    mean and covariance and noise of variance `noise`.
+    """
+
+    node: Int[Array, "b M"]
+    weight: Float[Array, "b M"]
+    mean: Float[Array, "b M d"]
+    covariance: Float[Array, "b M d d"]
+    noise: Float[Array, "b M"]
+
+
+class _Parameters(eqx.Module):
+    """-log u, log sigma2 and log pi of one draw, at all nodes or at some."""
+
+    neg_log_u: Float[Array, "*nodes d"]
+    log_sigma2: Float[Array, "*nodes"]
+    log_weights: Float[Array, "*nodes"]
+
+    def at(self, node: Int[Array, "*pairs"]) -> "_Parameters":
+        """Those of the given nodes."""
+        return jax.tree.map(lambda leaf: leaf[node], self)
+
+    def leading(self, rank: int, num_features: Count) -> "_Parameters":
+        """The model of the first directions only: variance along the others is spread over all features as noise."""
+        snr = jnp.expm1(self.neg_log_u)
+        raised = jnp.log1p(snr[..., rank:].sum(axis=-1) / num_features)
+        neg_log_u = jnp.log1p(snr[..., :rank] * jnp.exp(-raised)[..., None])
+        return _Parameters(neg_log_u, self.log_sigma2 + raised, self.log_weights)
+
+
+def _parameters(draw: Draw, dictionary: Dictionary) -> _Parameters:
+    return _Parameters(draw.neg_log_u, draw.log_sigma2[jnp.asarray(dictionary.tree.scale)], draw.log_weights)
+
+
+def _mean_parameters(draws: Draw, dictionary: Dictionary) -> _Parameters:
+    log_sigma2 = draws.log_sigma2.mean(axis=0)[jnp.asarray(dictionary.tree.scale)]
+    log_weights = jax.nn.logsumexp(draws.log_weights, axis=0) - jnp.log(draws.log_weights.shape[0])
+    return _Parameters(draws.neg_log_u.mean(axis=0), log_sigma2, log_weights)
+
+
+def _scores(observed: Observed, parameters: _Parameters) -> Array:
+    latent = latent_given(observed, parameters.neg_log_u)
+    marginal = log_marginal(observed, latent, parameters.neg_log_u, parameters.log_sigma2)
+    return parameters.log_weights + marginal
+
+
+def find_candidates(dictionary: Dictionary, draws: Draw, seen: Seen, num_candidates: int) -> Candidates:
+    """Best nodes at the posterior mean of the parameters, for one tree, `dictionary` being that of the features.
+
+    Rows with masks of their own cost a (d, d) matrix of products over the features at every node: nodes are then ranked
+    by few directions first.
+    """
+    num_nodes, parameters = dictionary.tree.num_nodes, _mean_parameters(draws, dictionary)
+    all_nodes = jnp.broadcast_to(jnp.arange(num_nodes), (seen.x.shape[0], num_nodes))
+    if num_candidates < num_nodes and seen.mask.shape[0] > 1 and dictionary.max_rank >= 2 * SCREEN_RANK:
+        few = eqx.tree_at(lambda it: it.bases, dictionary, dictionary.bases[..., :SCREEN_RANK])
+        roughly = parameters.leading(SCREEN_RANK, dictionary.num_features)
+        rough = _scores(observed_statistics_of(few, seen), roughly.at(all_nodes))
+        node = lax.top_k(rough, num_candidates)[1]
+        observed = observed_statistics_at(dictionary, seen, node)
+        scores = _scores(observed, parameters.at(node))
+    else:
+        node, observed = all_nodes, observed_statistics_of(dictionary, seen)
+        scores = _scores(observed, parameters.at(node))
+        if num_candidates < num_nodes:
+            scores, node = lax.top_k(scores, num_candidates)
+            observed = jax.tree.map(lambda leaf: jax.vmap(lambda values, index: values[index])(leaf, node), observed)
+    is_negligible = (scores < scores.max(axis=1, keepdims=True) - NEGLIGIBLE).reshape(-1)
+    return Candidates(node, observed, jnp.argsort(is_negligible), jnp.sum(~is_negligible))
+
+
+PairResults = TypeVar("PairResults")
+
+
+def map_relevant(
+    function: Callable[[Int[Array, "p"]], PairResults], candidates: Candidates, empty: PairResults
+) -> PairResults:
+    """``function(pairs)`` of the pairs of row and candidate that count, a few at a time; the others keep `empty`'s.
+
+    Leaves have the pairs, (b*M, ...), first.
+    """
+    rows, width = candidates.node.shape
+    size = rows // 4 if rows % 4 == 0 else rows
+
+    def work(number: Array, results: PairResults) -> PairResults:
+        place = number * size + jnp.arange(size)
+        pairs = candidates.order[place]
+        place = jnp.where(place < candidates.num_relevant, pairs, rows * width)  # beyond the end: not kept
+        return jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), results, function(pairs))
+
+    return lax.fori_loop(0, -(-candidates.num_relevant // size), work, empty)
+
+
+def _at_pairs(candidates: Candidates, pairs: Int[Array, "p"]) -> tuple[Array, Observed]:
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[pairs], (candidates.node, candidates.observed))
+    return flat[0], flat[1]
+
+
+def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> Float[Array, "T b M"]:
+    """``log pi + log N(y_O)`` of every draw at the candidates; -inf at those whose weight is negligible."""
+
+    def of_pairs(pairs: Array) -> Array:
+        node, observed = _at_pairs(candidates, pairs)
+        return lax.map(lambda draw: _scores(observed, _parameters(draw, dictionary).at(node)), draws).T
+
+    empty = jnp.full((candidates.node.size, draws.log_joint.shape[0]), -jnp.inf, candidates.observed.residual.dtype)
+    return map_relevant(of_pairs, candidates, empty).T.reshape(-1, *candidates.node.shape)
+
+
+def _with_mean_noise(dictionary: Dictionary, draws: Draw) -> Draw:
+    """Draws whose noise variance is at most 1, the data's own, at scales that hold no row.
+
+    There it is drawn from its prior alone, which has no mean: however little weight such a scale has, it would make up
+    all of a standard deviation.
+    """
+    has_rows = jax.vmap(dictionary.tree.sum_over_scales)(draws.count.astype(draws.log_sigma2.dtype)) > 0.0
+    capped = jnp.where(has_rows, draws.log_sigma2, jnp.minimum(draws.log_sigma2, 0.0))
+    return eqx.tree_at(lambda it: it.log_sigma2, draws, capped)
+
+
+def merged_mixture(
+    dictionary: Dictionary, draws: Draw, candidates: Candidates, scores: Float[Array, "T b M"]
+) -> Mixture:
+    """Merge the draws within each candidate node; scales without rows count with a noise that has a mean."""
+    log_total = jax.nn.logsumexp(scores, axis=(0, 2), keepdims=True)
+    weights = jnp.exp(scores - log_total).reshape(scores.shape[0], -1)
+    draws, rank, dtype = _with_mean_noise(dictionary, draws), dictionary.max_rank, scores.dtype
+
+    def of_pairs(pairs: Array) -> tuple[Array, ...]:
+        node, observed = _at_pairs(candidates, pairs)
+
+        def add(total: tuple[Array, ...], inputs: tuple[Draw, Array]) -> tuple[tuple[Array, ...], None]:
+            draw, weight = inputs
+            parameters = _parameters(draw, dictionary).at(node)
+            eta, root = latent_root(observed, parameters.neg_log_u)
+            covariance = jnp.einsum("pki,pkj->pij", root, root, precision=HIGHEST)
+            sigma2 = jnp.exp(parameters.log_sigma2)
+            # about eta0 rather than 0, so that the spread between draws is no small difference of large numbers
+            offset = eta - observed.start
+            second = sigma2[:, None, None] * covariance + offset[:, :, None] * offset[:, None, :]
+            terms = (weight, weight[:, None] * offset, weight[:, None, None] * second, weight * sigma2)
+            return jax.tree.map(jnp.add, total, terms), None
+
+        nothing = tuple(jnp.zeros((pairs.size, *tail), dtype) for tail in ((), (rank,), (rank, rank), ()))
+        (weight, first, second, noise), _ = lax.scan(add, nothing, (draws, weights[:, pairs]))
+        share = 1.0 / jnp.maximum(weight, jnp.finfo(dtype).tiny)
+        offset = first * share[:, None]
+        covariance = second * share[:, None, None] - offset[:, :, None] * offset[:, None, :]
+        return weight, observed.start + offset, covariance, noise * share
+
+    count = candidates.node.size
+    # components without weight have a variance all the same: what is divided by it stays finite
+    empty: tuple[Array, ...] = (
+        jnp.zeros(count, dtype),
+        candidates.observed.start.reshape(count, rank),
+        jnp.zeros((count, rank, rank), dtype),
+        jnp.ones(count, dtype),
+    )
+    found = map_relevant(of_pairs, candidates, empty)
+    return Mixture(candidates.node, *(leaf.reshape(*candidates.node.shape, *leaf.shape[1:]) for leaf in found))
+
+
+@partial(jax.jit, static_argnames="num_candidates")
+def log_density_partial(dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int) -> Float[Array, "b F"]:
+    """Log marginal density of the observed features under each tree, each over its scale."""
+    by_draw = log_densities_partial(dictionary, draws, seen, num_candidates=num_candidates)
+    return jax.nn.logsumexp(by_draw, axis=2) - jnp.log(by_draw.shape[2])
+
+
+@partial(jax.jit, static_argnames="num_candidates")
+def log_densities_partial(
+    dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int
+) -> Float[Array, "b F T"]:
+    """Log marginal density of the observed features under every draw of every tree, each over its scale."""
+
+    def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
+        candidates = find_candidates(*inputs, seen, num_candidates)
+        return jax.nn.logsumexp(candidate_scores(*inputs, candidates), axis=2)
+
+    by_draw = jnp.moveaxis(lax.map(one_tree, (dictionary, draws)), 2, 0)
+    return by_draw if seen.whitening is None else by_draw - 0.5 * seen.whitening.log_det[:, None, None]
+
+
+def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, num_seen: int) -> int:
+    """Upper estimate of the memory a partial row takes in a block; `num_seen` is 0 where the noise is isotropic."""
+    rank, features, nodes = dictionary.max_rank, dictionary.num_features, dictionary.tree.num_nodes
+    numbers = 3 * nodes * rank * (rank + 4) + num_candidates * (6 * rank * rank + num_draws)
+    numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank)
+    return dictionary.centres.dtype.itemsize * (numbers + features * (rank + 4 + 4 * num_candidates))

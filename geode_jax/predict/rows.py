@@ -1,0 +1,159 @@
+"""What every prediction does at its boundary: arguments, units, draws on the device, memory per row."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from geode_jax._checks import check_data, check_instance, check_integer
+from geode_jax._typing import Array, ArrayLike, precision_of
+from geode_jax.math.streaming import map_row_blocks
+from geode_jax.math.whitening import see
+from geode_jax.model.dictionary import Dictionary, coloured
+from geode_jax.model.draw import Draw
+from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.mixture import bytes_per_row, log_density_partial
+from geode_jax.rows.frame import to_model
+
+# Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density, or of what is
+# hidden in it, is far below the spread (`python -m benchmarks.thinning`). Every draw of a partial row costs a Cholesky
+# factor per candidate node.
+DENSITY_DRAWS = 200
+PARTIAL_DRAWS = 16
+CANDIDATES = 6
+# Rows with missing features are worked on together where at least this many miss the same ones.
+COMMON_PATTERN = 32
+
+
+def check_rows(posterior: Posterior, X: ArrayLike) -> tuple[Posterior, np.ndarray]:
+    """The posterior and the rows, NaN allowed, or an error that names the argument."""
+    check_instance(posterior, "posterior", Posterior)
+    return posterior, check_data(X, "X", allow_nan=True, num_features=posterior.num_features)
+
+
+def check_candidates(posterior: Posterior, num_candidates: int | None) -> int:
+    """Nodes per partial row, at most those there are."""
+    wanted = CANDIDATES if num_candidates is None else check_integer(num_candidates, "num_candidates", 1)
+    return min(wanted, posterior.dictionary.tree.num_nodes)
+
+
+def check_draws(num_draws: int | None, default: int | None) -> int | None:
+    """Draws per tree; None is all of them."""
+    return default if num_draws is None else check_integer(num_draws, "num_draws", 1)
+
+
+def thinned(posterior: Posterior, num_draws: int | None) -> Draw:
+    """Thinned draws on the device, moved there once."""
+    return jax.tree.map(jnp.asarray, posterior.thin(num_draws))
+
+
+def partial_rows(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Features over their scales, 0 (the centre of the data) at missing ones, and the mask of observed ones."""
+    missing = np.isnan(data)
+    x = to_model(np.where(missing, posterior.shift, data), posterior.frame._replace(root=None), posterior.dtype)
+    return x, (~missing).astype(posterior.dtype)
+
+
+def of_features(posterior: Posterior) -> Dictionary:
+    """The dictionary of the features over their scales, for rows that do not show all of them."""
+    return coloured(posterior.dictionary, _root(posterior.noise_root, posterior.dtype))
+
+
+def _root(root: np.ndarray | None, dtype: np.dtype) -> Array | None:
+    return None if root is None else jnp.asarray(root, dtype)
+
+
+def num_seen(is_observed: np.ndarray) -> int:
+    """Places for the observed features of any row: in eighths of all, so that few programs are compiled."""
+    num_features = is_observed.shape[1]
+    step = -(-num_features // 8)
+    return min(num_features, -(-max(1, int(is_observed.sum(axis=1).max())) // step) * step)
+
+
+def map_partial_rows(
+    function: Callable[..., Any],
+    x: np.ndarray,
+    is_observed: np.ndarray,
+    *more: np.ndarray,
+    bytes_per_row: int,
+    root: np.ndarray | None = None,
+) -> Any:
+    """:func:`map_row_blocks` of ``function(seen, ...)``, rows that miss the same features together.
+
+    A pattern of many rows, as in regression, gets blocks of its own and one mask, (1, D), so that what depends on the
+    pattern alone is done once per block. `root`: that of the noise, where it is not isotropic.
+    """
+    places, noise_root = num_seen(is_observed), _root(root, x.dtype)
+
+    def on_rows(rows: Array, mask: Array, *others: Array) -> Any:
+        return function(see(rows, mask, noise_root, num_seen=places), *others)
+
+    packed = np.packbits(is_observed.astype(bool), axis=1)
+    _, pattern, count = np.unique(packed, axis=0, return_inverse=True, return_counts=True)
+    pattern = pattern.reshape(-1)
+    is_common = count >= COMMON_PATTERN
+    index, parts = [], []
+    rest = np.flatnonzero(~is_common[pattern])
+    if rest.size:
+        arrays = (array[rest] for array in (x, is_observed, *more))
+        index.append(rest)
+        parts.append(map_row_blocks(on_rows, *arrays, bytes_per_row=bytes_per_row))
+    for number in np.flatnonzero(is_common):
+        here = np.flatnonzero(pattern == number)
+        mask = jnp.asarray(is_observed[here[:1]])
+        arrays = (array[here] for array in (x, *more))
+        index.append(here)
+        parts.append(
+            map_row_blocks(
+                lambda rows, *others, mask=mask: on_rows(rows, mask, *others), *arrays, bytes_per_row=bytes_per_row
+            )
+        )
+    order = np.argsort(np.concatenate(index))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
+
+
+def map_rows(
+    posterior: Posterior,
+    data: np.ndarray,
+    num_draws: tuple[int | None, int | None],
+    of_complete: Callable[[Draw, np.ndarray], np.ndarray],
+    of_partial: Callable[[Draw, np.ndarray, np.ndarray], np.ndarray],
+) -> np.ndarray:
+    """Results (n, ...) of rows in the data's units: of complete ones and of partial ones, each in their own way.
+
+    `of_complete` gets thinned draws and model coordinates, `of_partial` the mask of observed entries besides;
+    `num_draws` are the draws for each.
+    """
+    is_partial = np.isnan(data).any(axis=1)
+    index, parts = [], []
+    with precision_of(posterior.dtype):
+        if not is_partial.all():
+            index.append(np.flatnonzero(~is_partial))
+            x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
+            parts.append(of_complete(thinned(posterior, num_draws[0]), x))
+        if is_partial.any():
+            index.append(np.flatnonzero(is_partial))
+            parts.append(of_partial(thinned(posterior, num_draws[1]), *partial_rows(posterior, data[is_partial])))
+    return np.concatenate(parts, dtype=np.float64)[np.argsort(np.concatenate(index))]
+
+
+def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int) -> int:
+    """Upper estimate of the memory a partial row takes in a block."""
+    most_seen = 0 if posterior.noise_root is None else posterior.num_features
+    return bytes_per_row(posterior.dictionary, num_candidates, draws.log_joint.shape[1], most_seen)
+
+
+def partial_log_density_by_tree(
+    posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray, num_candidates: int
+) -> np.ndarray:
+    """Log density of the observed parts under each tree, (n, F), in model coordinates."""
+    dictionary = of_features(posterior)
+    return map_partial_rows(
+        lambda seen: log_density_partial(dictionary, draws, seen, num_candidates=num_candidates),
+        x,
+        is_observed,
+        root=posterior.noise_root,
+        bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
+    )

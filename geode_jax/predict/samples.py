@@ -1,0 +1,32 @@
+"""New rows from the posterior predictive."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from geode_jax._typing import Array, Float, KeyArray
+from geode_jax.math.lowrank import HIGHEST
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.draw import Draw
+
+
+@partial(jax.jit, static_argnames="num_rows")
+def sample_rows(key: KeyArray, dictionary: Dictionary, draws: Draw, *, num_rows: int) -> Float[Array, "n D"]:
+    """Rows in model coordinates: a tree and a draw at random, a node by its weights, then its Gaussian."""
+    num_trees, num_draws = draws.log_joint.shape
+    scale = jnp.asarray(dictionary.tree.scale)
+
+    def one_row(row_key: KeyArray) -> Array:
+        key_tree, key_draw, key_node, key_eta, key_eps = jax.random.split(row_key, 5)
+        tree = jax.random.randint(key_tree, (), 0, num_trees)
+        draw = jax.random.randint(key_draw, (), 0, num_draws)
+        node = jax.random.categorical(key_node, draws.log_weights[tree, draw])
+        neg_log_u = draws.neg_log_u[tree, draw, node]
+        sigma = jnp.exp(0.5 * draws.log_sigma2[tree, draw, scale[node]])
+        eta = sigma * jnp.sqrt(jnp.expm1(neg_log_u)) * jax.random.normal(key_eta, neg_log_u.shape, sigma.dtype)
+        noise = sigma * jax.random.normal(key_eps, (dictionary.num_features,), sigma.dtype)
+        basis = dictionary.bases[tree, node]
+        return dictionary.centres[tree, node] + jnp.matmul(basis, eta, precision=HIGHEST) + noise
+
+    return jax.lax.map(one_row, jax.random.split(key, num_rows), batch_size=64)

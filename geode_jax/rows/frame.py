@@ -1,0 +1,78 @@
+"""One shift and one scalar scale, so that the prior means the same in any unit."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from geode_jax.rows.blocks import slices
+from geode_jax.rows.view import View
+
+
+class Frame(NamedTuple):
+    """Coordinates of the model: ``x = R^{-1} (y - shift) / scale``, shift and scale of shape (D,), float64.
+
+    `root` is the symmetric R, (D, D), of determinant 1; None where it is the identity.
+    """
+
+    shift: np.ndarray
+    scale: np.ndarray
+    root: np.ndarray | None = None
+
+    @property
+    def inverse_root(self) -> np.ndarray | None:
+        """R^{-1}, (D, D)."""
+        return None if self.root is None else np.linalg.inv(self.root)
+
+
+def learn_frame(data: np.ndarray) -> Frame:
+    """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
+
+    Every column needs one. Raises ValueError where all rows are equal: there is no spread to set a unit by.
+    """
+    total, count, magnitude = np.zeros(data.shape[1]), np.zeros(data.shape[1]), 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in _blocks(data):
+            seen = ~np.isnan(block)
+            total += np.where(seen, block, 0.0).sum(axis=0, dtype=np.float64)
+            count += seen.sum(axis=0)
+            magnitude = max(magnitude, float(np.abs(block).max(where=seen, initial=0.0)))
+        shift = total / count
+        largest = max(float(np.nanmax(np.abs(block - shift), initial=0.0)) for block in _blocks(data))
+    # Rounding of the mean leaves deviations of a few ulp in data without any spread.
+    noise_floor = 8 * np.finfo(data.dtype).eps * magnitude
+    if not np.isfinite(largest):
+        raise ValueError("X: expected a finite spread, but deviations from the column means overflow")
+    if largest <= noise_floor:
+        raise ValueError("X: expected at least two different rows, but all rows are equal")
+    mean_square = sum(np.nansum(np.square((block - shift) / largest)) for block in _blocks(data)) / count.sum()
+    return Frame(shift, np.full(data.shape[1], largest * np.sqrt(mean_square)))
+
+
+def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
+    """Coordinates of the model, (n, D), NaN where the data are.
+
+    The subtraction is in float64, so that a far-off origin costs no digits.
+    """
+    x = np.empty(data.shape, dtype)
+    inverse = frame.inverse_root
+    for out, block in zip(_blocks(x), _blocks(data), strict=True):
+        scaled = (block - frame.shift) / frame.scale
+        out[:] = scaled if inverse is None else scaled @ inverse
+    return x
+
+
+def view_in_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> View:
+    """:func:`to_model` of the rows that are asked for, where they are; of a frame without a root."""
+    assert frame.root is None
+    return View(data, frame.scale, frame.shift, dtype)
+
+
+def to_data(x: np.ndarray, frame: Frame) -> np.ndarray:
+    """The inverse of :func:`to_model`, in float64."""
+    scaled = np.asarray(x, np.float64)
+    return frame.shift + frame.scale * (scaled if frame.root is None else scaled @ frame.root)
+
+
+def _blocks(data: np.ndarray) -> Iterator[np.ndarray]:
+    return (data[rows] for rows in slices(*data.shape))
