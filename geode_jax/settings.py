@@ -58,10 +58,10 @@ class NoiseShape:
     """The noise has a covariance of its own, ``sigma2 * R R``, the same for all nodes but for their sigma2.
 
     R has the principal axes of the whole data, and eigenvalues by what the nodes leave over along them, both learned
-    without the rows that they are judged by (`learning/noise_covariance.py`). It is taken where cross-fitted likelihood says that it
-    helps: where features hang together beyond a few directions, as neighbouring pixels do. It is not looked for in more
-    than `max_features` features, as its work grows with the cube of their number, in more than twice as many features
-    as rows, where training rows have missing features, without `cross_fit`, and in classes.
+    without the rows that they are judged by (`learning/noise_covariance.py`). It is taken where cross-fitted likelihood
+    says that it helps: where features correlate beyond a few directions, as neighbouring pixels do. It is not looked
+    for in more than `max_features` features, as its work grows with the cube of their number; in more than twice as
+    many features as rows; where training rows have missing features; without `cross_fit`; and in classes.
     """
 
     max_features: int = 1000

@@ -12,17 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from joblib import cpu_count
-from threadpoolctl import ThreadpoolController
+
+from geode_jax._runtime.blas import one_blas_thread
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _here = threading.local()
-
-
-@functools.cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
 
 
 @functools.cache
@@ -51,5 +47,5 @@ def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Resu
         finally:
             _here.is_worker = False
 
-    with _controller().limit(limits=1, user_api="blas"):
+    with one_blas_thread():
         return list(_pool(os.getpid(), cpu_count()).map(work, items))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._typing import Array
 from geode_jax.forest.defaults import PARTIAL_CANDIDATES
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows
@@ -107,6 +108,7 @@ def conditional_means(
     )
 
 
+@one_blas_thread()
 def _block_means(
     x: np.ndarray,
     is_observed: np.ndarray,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._typing import Array
 from geode_jax.math.lowrank import masked_gram, missing_root, observe
 from geode_jax.model.partial_statistics import PartialRows
@@ -46,6 +47,7 @@ def group_rows(is_observed: np.ndarray, folds: np.ndarray, num_groups: int) -> G
 _gram, _root, _observe = jax.jit(masked_gram), jax.jit(missing_root), jax.jit(observe)
 
 
+@one_blas_thread()
 def reduce_rows(
     centres: np.ndarray,
     bases: np.ndarray,

@@ -1,5 +1,6 @@
 """Many sweeps: a scan in segments, chains and trees as batch axes, draws streamed to the host."""
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._files.archive import fields_of
 from geode_jax._files.checkpoint import Checkpoint
+from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.compilation import make_room, quickly_compiled
 from geode_jax._typing import Array, Int, KeyArray
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
@@ -113,9 +115,12 @@ def run_chains(
     """
     make_room()
     run = _Run(key, problems, settings, checkpoint, mesh)
+    # a sweep factors matrices where rows have missing features
+    limit = contextlib.nullcontext if problems.partial is None else one_blas_thread
     try:
         while run.done < run.total:
-            run.advance()
+            with limit():
+                run.advance()
             if on_segment is not None:
                 on_segment(min(run.done, run.total), run.total)
     except KeyboardInterrupt:

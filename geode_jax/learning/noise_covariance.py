@@ -1,9 +1,9 @@
 """The common shape of the noise: what all nodes leave over varies more in some directions than in others.
 
-A node explains a few directions of its own; the rest of its rows' covariance, often most of it where neighbouring
-features hang together, is much the same everywhere. It is estimated as a scale along every principal axis of the whole
-data, from residuals off the subspaces of a middle scale's cells: what `learning/feature_noise.py` does for the features, in other
-coordinates. In coordinates divided by these scales the model's noise is right for that rest, and a node's directions
+A node explains a few directions of its own. The rest of its rows' covariance, often most of it where neighbouring
+features correlate, is much the same at all nodes. It is estimated as a standard deviation along every principal axis of
+the whole data, from residuals off the subspaces of a middle scale's cells: as `learning/feature_noise.py` does for the
+features. In coordinates divided by these deviations the model's noise is right for that rest, and a node's directions
 are those in which it differs.
 
 The axes are learned without each fold, like all that the statistics of a row depend on, and the residuals are those of

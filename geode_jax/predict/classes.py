@@ -6,6 +6,7 @@ import numpy as np
 from scipy import special
 
 from geode_jax._checks import check_data, check_instance, check_integer
+from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._typing import ArrayLike, Float, precision_of
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior.classes import ClassPosterior
@@ -38,7 +39,7 @@ def class_log_densities(
     wanted = CANDIDATES if num_candidates is None else check_integer(num_candidates, "num_candidates", 1)
     missing = np.isnan(data)
     is_partial = missing.any(axis=1)
-    with precision_of(posterior.dtype):
+    with precision_of(posterior.dtype), one_blas_thread():
         x = to_model(np.where(missing, posterior.shift, data), posterior.frame, posterior.dtype)
         # rows of both kinds side by side have the same draws, the fewer
         num_draws = num_draws or (PARTIAL_CLASS_DRAWS if is_partial.any() else CLASS_DRAWS)

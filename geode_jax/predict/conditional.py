@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._checks import check_data, check_integer, check_key, check_number
+from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._typing import Array, ArrayLike, Float, KeyArray, precision_of
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.model.draw import Draw
@@ -32,8 +33,8 @@ class Conditional:
     """Posterior predictive distribution of every row's missing features given its observed ones.
 
     Made by :func:`condition`. Per row a mixture of low-rank Gaussians over trees (with equal weights), draws of the
-    parameters and nodes, drawn together about its mean where several trees agree (`predict/conditional_moments.py` says why). A row
-    without missing features is a point. All results are in the data's units, with observed values where they are.
+    parameters and nodes, shrunk towards its mean where several trees agree (`predict/conditional_moments.py` says
+    why). A row without missing features is a point. All results are in the data's units; observed values stay.
     :meth:`marginal` leaves only some of the features in the results, which then cost what these do.
 
     The noise of a scale that holds no row in a draw is known from its prior alone, under which its variance has no
@@ -110,7 +111,7 @@ class Conditional:
         if partial.size == 0:
             return result
         posterior = self.posterior
-        with precision_of(posterior.dtype):
+        with precision_of(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
             x, is_observed = partial_rows(posterior, self.rows[partial])
             features, dictionary = self._index(), of_features(posterior)
@@ -153,7 +154,7 @@ class Conditional:
         if not partial.any():
             return result
         posterior, missing = self.posterior, missing[partial]
-        with precision_of(posterior.dtype):
+        with precision_of(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
             x, is_observed = partial_rows(posterior, self.rows[partial])
             average, factor, _ = self._blocks(x, is_observed, ())
@@ -199,7 +200,7 @@ class Conditional:
         if not partial.any():
             return results
         where = missing[partial]
-        with precision_of(self.posterior.dtype):
+        with precision_of(self.posterior.dtype), one_blas_thread():
             x, is_observed = partial_rows(self.posterior, self.rows[partial])
             average, *rest = self._blocks(x, is_observed, levels)
         results[0][missing] = self._to_data(average)[where]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._checks import check_data, check_instance, check_integer
+from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._typing import Array, ArrayLike, precision_of
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.math.whitening import see
@@ -128,7 +129,7 @@ def map_rows(
     """
     is_partial = np.isnan(data).any(axis=1)
     index, parts = [], []
-    with precision_of(posterior.dtype):
+    with precision_of(posterior.dtype), one_blas_thread():
         if not is_partial.all():
             index.append(np.flatnonzero(~is_partial))
             x = to_model(data[~is_partial], posterior.frame, posterior.dtype)

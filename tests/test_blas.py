@@ -1,0 +1,113 @@
+"""BLAS has one thread while a compiled program may call LAPACK, and the user's setting before and after."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from conftest import DICTIONARY, SAMPLER
+from threadpoolctl import threadpool_info, threadpool_limits
+
+import geode_jax
+from geode_jax._runtime.blas import one_blas_thread
+from geode_jax.forest import fill, partial_statistics
+from geode_jax.gibbs import run
+from geode_jax.predict import classes, conditional, rows
+
+
+def _threads():
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+@pytest.fixture(autouse=True)
+def _three_threads():
+    """A setting of the user's."""
+    with threadpool_limits(3, user_api="blas"):
+        assert _threads() == {3}
+        yield
+        assert _threads() == {3}
+
+
+def test_the_setting_is_restored_after_an_error():
+    @one_blas_thread()
+    def fails():
+        raise KeyError(_threads())
+
+    with pytest.raises(KeyError, match=r"\{1\}"):
+        fails()
+    assert _threads() == {3}
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_blocks_that_overlap_in_several_threads(first_out):
+    """The last one to end restores the setting, whichever began first."""
+    entered, leave = [threading.Event() for _ in range(2)], [threading.Event() for _ in range(2)]
+
+    def block(number):
+        with one_blas_thread():
+            entered[number].set()
+            assert leave[number].wait(10)
+
+    workers = [threading.Thread(target=block, args=(number,)) for number in range(2)]
+    for worker, has_entered in zip(workers, entered, strict=True):
+        worker.start()
+        assert has_entered.wait(10)
+    assert _threads() == {1}
+    leave[first_out].set()
+    workers[first_out].join()
+    assert _threads() == {1}
+    leave[1 - first_out].set()
+    workers[1 - first_out].join()
+    assert _threads() == {3}
+
+
+def _spied(monkeypatch, module, name, seen):
+    original = getattr(module, name)
+
+    def spy(*args, **kwargs):
+        seen.append(_threads())
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, spy)
+
+
+def test_a_fit_with_missing_features(data, monkeypatch):
+    hidden = np.where(np.random.default_rng(0).random(data.shape) < 0.2, np.nan, data)
+    places = ((fill, "_conditional"), (partial_statistics, "_root"), (run, "_segment"))
+    seen: dict = {name: [] for _, name in places}
+    for module, name in places:
+        _spied(monkeypatch, module, name, seen[name])
+    geode_jax.fit(jax.random.key(0), hidden, dictionary=DICTIONARY, sampler=SAMPLER)
+    for name, found in seen.items():
+        assert found, name
+        assert all(threads == {1} for threads in found), name
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "call"),
+    [
+        (rows, "map_partial_rows", geode_jax.log_density),
+        (conditional, "map_partial_rows", geode_jax.impute),
+        (conditional, "map_partial_rows", geode_jax.impute_mean),
+        (conditional, "map_partial_rows", lambda *rest: geode_jax.impute_draws(jax.random.key(0), *rest)),
+    ],
+)
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
+def test_predictions_of_rows_with_missing_features(module, name, call, posterior, data, monkeypatch):
+    seen: list = []
+    _spied(monkeypatch, module, name, seen)
+    call(posterior, np.where(np.arange(6) == 1, np.nan, data[:3]))
+    assert seen
+    assert all(threads == {1} for threads in seen)
+
+
+def test_classes(data, monkeypatch):
+    labels = (data[:, 0] > np.median(data[:, 0])).astype(int)
+    found = geode_jax.fit_classes(
+        jax.random.key(0), data, labels, calibrate=False, dictionary=DICTIONARY, sampler=SAMPLER
+    )
+    seen: list = []
+    _spied(monkeypatch, classes, "map_partial_rows", seen)
+    geode_jax.class_log_densities(found, np.where(np.arange(6) == 1, np.nan, data[:3]))
+    assert seen
+    assert all(threads == {1} for threads in seen)
