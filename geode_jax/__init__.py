@@ -1,5 +1,8 @@
 """Bayesian multiscale density estimation (GEODE) for high-dimensional data near low-dimensional sets."""
 
+import warnings
+from typing import Any
+
 from geode_jax.estimators.classifier import GeodeClassifier
 from geode_jax.estimators.density import GeodeDensity
 from geode_jax.estimators.imputer import GeodeImputer
@@ -23,7 +26,7 @@ from geode_jax.settings import (
     FeatureNoise,
     GammaPrior,
     MissingRows,
-    NoiseShape,
+    NoiseCovariance,
     Prior,
     PublishedShrinkage,
     RankAdaptation,
@@ -33,6 +36,16 @@ from geode_jax.settings import (
 )
 
 __version__ = "0.1.0"
+
+_RENAMED = {"NoiseShape": "NoiseCovariance"}  # old names, for a version
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"geode_jax.{name} is called {_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]
+
 
 __all__ = [
     "ClassPosterior",
@@ -50,7 +63,7 @@ __all__ = [
     "GeodeRegressor",
     "Imputation",
     "MissingRows",
-    "NoiseShape",
+    "NoiseCovariance",
     "Posterior",
     "Prior",
     "PublishedShrinkage",

@@ -98,8 +98,7 @@ def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
         for tree in np.flatnonzero(differs)
     ]
     chances = posterior.intrinsic_dimension_probabilities
-    span = posterior.dictionary_settings.shared_span
-    limit = posterior.num_features if span is None or span.rank is None else span.rank
+    limit = posterior.found.span_rank or posterior.num_features
     if chances[-1] > 0.5 and chances.size - 1 < limit:
         problems.append(
             f"{chances[-1]:.0%} of the rows use all {chances.size - 1} directions: the intrinsic dimension is cut off"
@@ -110,7 +109,7 @@ def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
     if lost > LARGEST_LOST_MASS:
         problems.append(
             f"candidate nodes leave out {lost:.1%} of the posterior mass of the complete rows; raise num_candidates"
-            f" (now {posterior.dictionary_settings.num_candidates})"
+            f" (now {posterior.found.num_candidates})"
         )
     if problems:
         return "\n".join(problems)

@@ -1,8 +1,14 @@
 """Options of a fit as small frozen classes, validated when they are made."""
 
 import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from geode_jax._checks import check_instance, check_integer, check_number
+
+Kind = TypeVar("Kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +60,8 @@ class SharedSpan:
 
 
 @dataclasses.dataclass(frozen=True)
-class NoiseShape:
-    """The noise has a covariance of its own, ``sigma2 * R R``, the same for all nodes but for their sigma2.
+class NoiseCovariance:
+    """The noise has a full covariance, ``sigma2 * R R``, the same for all nodes but for their sigma2.
 
     R has the principal axes of the whole data, and eigenvalues by what the nodes leave over along them, both learned
     without the rows that they are judged by (`learning/noise_covariance.py`). It is taken where cross-fitted likelihood
@@ -90,6 +96,34 @@ class MissingRows:
                 check_integer(getattr(self, name), name, 1)
 
 
+def _renamed(old: str, new: str) -> Callable[[type[Kind]], type[Kind]]:
+    """Let a settings class take and give the field `new` by its `old` name too, with a DeprecationWarning."""
+
+    def warn(name: str) -> None:
+        warnings.warn(f"{name}.{old} is called {new} now", DeprecationWarning, stacklevel=3)
+
+    def decorate(kind: type[Kind]) -> type[Kind]:
+        original = kind.__init__
+
+        @functools.wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            if old in kwargs:
+                warn(kind.__name__)
+                kwargs[new] = kwargs.pop(old)
+            original(self, *args, **kwargs)
+
+        def get(self: Any) -> Any:
+            warn(kind.__name__)
+            return getattr(self, new)
+
+        kind.__init__ = init  # type: ignore[method-assign]
+        setattr(kind, old, property(get))
+        return kind
+
+    return decorate
+
+
+@_renamed("noise_shape", "noise_covariance")
 @dataclasses.dataclass(frozen=True)
 class DictionarySettings:
     """How stage one learns the trees and their dictionaries. None means: chosen from the data's shape.
@@ -101,9 +135,9 @@ class DictionarySettings:
     of each tree that a row may belong to, the sampler's memory and time being in proportion; the posterior's
     `lost_mass` tells what that leaves out. `parent_rows`: how many rows the parent's covariance counts for in a cell's;
     None as in the paper, where cells share nothing. `cross_fit`: None gives the paper's in-sample statistics.
-    `feature_noise`: None gives all features the same noise, as in the paper. `noise_shape`: None lets the noise of
-    different features be independent, as in the paper. `shared_span`: None lets nodes learn their directions in R^D, as
-    in the paper. After a fit, both are None where they were not taken. `missing_rows`: for rows with missing features.
+    `feature_noise`: None gives all features the same noise, as in the paper. `noise_covariance`: None lets the noise
+    of different features be independent, as in the paper. `shared_span`: None lets nodes learn their directions in R^D,
+    as in the paper. `missing_rows`: for rows with missing features.
     """
 
     max_rank: int | None = None
@@ -116,7 +150,7 @@ class DictionarySettings:
     parent_rows: float | None = 3.0
     cross_fit: CrossFit | None = CrossFit()
     feature_noise: FeatureNoise | None = FeatureNoise()
-    noise_shape: NoiseShape | None = NoiseShape()
+    noise_covariance: NoiseCovariance | None = NoiseCovariance()
     shared_span: SharedSpan | None = SharedSpan()
     missing_rows: MissingRows = MissingRows()
 
@@ -137,7 +171,7 @@ class DictionarySettings:
             check_number(self.parent_rows, "parent_rows", above=0.0)
         check_instance(self.cross_fit, "cross_fit", (CrossFit, None))
         check_instance(self.feature_noise, "feature_noise", (FeatureNoise, None))
-        check_instance(self.noise_shape, "noise_shape", (NoiseShape, None))
+        check_instance(self.noise_covariance, "noise_covariance", (NoiseCovariance, None))
         check_instance(self.shared_span, "shared_span", (SharedSpan, None))
         check_instance(self.missing_rows, "missing_rows", MissingRows)
 
@@ -155,7 +189,7 @@ class DictionarySettings:
             parent_rows=None,
             cross_fit=None,
             feature_noise=None,
-            noise_shape=None,
+            noise_covariance=None,
             shared_span=None,
         )
 

@@ -13,6 +13,10 @@ import numpy as np
 
 from geode_jax import settings as _settings
 
+# What settings were called in files of earlier versions.
+_RENAMED_CLASSES = {"NoiseShape": "NoiseCovariance"}
+_RENAMED_FIELDS = {("DictionarySettings", "noise_shape"): "noise_covariance"}
+
 
 def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Write one ``.npz`` file; it appears whole or not at all. No array may be called ``header``."""
@@ -79,7 +83,13 @@ def decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kinds: dict[str, Any] = {name: kind for name, kind in vars(_settings).items() if dataclasses.is_dataclass(kind)}
-    return kinds[value["class"]](**{key: decode(item) for key, item in value.items() if key != "class"})
+    kind = value["class"]
+    name = _RENAMED_CLASSES.get(kind, kind)
+    fields = {key: decode(item) for key, item in value.items() if key != "class"}
+    for (owner, old), new in _RENAMED_FIELDS.items():
+        if owner == name and old in fields:
+            fields[new] = fields.pop(old)
+    return kinds[name](**fields)
 
 
 def fields_of(module: Any) -> dict[str, np.ndarray]:

@@ -1,18 +1,29 @@
-"""Progress bars."""
+"""Progress: how far a call has come, told in words, and the bar that shows it."""
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
 
 from tqdm import tqdm
 
-BAR_FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
+# Told the share that is done, 0 to 1, and what is being done.
+Show: TypeAlias = Callable[[float, str], None]
+
+_FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
 
 
-def progress_bar(progress: bool) -> Any:
-    """A bar from 0 to 1 on standard error, or nothing."""
-    return tqdm(total=1.0, disable=not progress, bar_format=BAR_FORMAT)
+@contextmanager
+def progress_bar(is_shown: bool) -> Iterator[Show]:
+    """What moves a bar from 0 to 1 on standard error, or does nothing."""
+    with tqdm(total=1.0, disable=not is_shown, bar_format=_FORMAT) as bar:
+
+        def show(share: float, text: str) -> None:
+            bar.set_description_str(text, refresh=False)
+            bar.update(share - bar.n)
+
+        yield show
 
 
-def move_bar(bar: Any, first: float, last: float, share: float, text: str) -> None:
-    """Show a stage that reaches from `first` to `last` on the bar, and of which `share` is done."""
-    bar.set_description_str(text, refresh=False)
-    bar.update(first + (last - first) * share - bar.n)
+def part_of(show: Show, first: float, last: float, prefix: str = "") -> Show:
+    """What shows a part of the work, which reaches from `first` to `last` on the bar of all."""
+    return lambda share, text: show(first + (last - first) * share, prefix + text)

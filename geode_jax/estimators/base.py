@@ -15,6 +15,7 @@ from geode_jax._checks import check_dtype
 from geode_jax._files.archive import decode, encode, read_archive, write_archive
 from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.fitting.single import fit_forest
+from geode_jax.fitting.stages import Request
 from geode_jax.forest.forest import Forest
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.settings import (
@@ -122,9 +123,7 @@ class GeodeEstimator(BaseEstimator):
         return tags
 
     def _fit_forest(self, data: np.ndarray) -> tuple[Forest, Posterior]:
-        return fit_forest(
-            self._key(),
-            data,
+        request = Request.checked(
             dictionary=self._dictionary_settings(),
             prior=self.prior,
             sampler=self._sampler_settings(),
@@ -133,6 +132,7 @@ class GeodeEstimator(BaseEstimator):
             checkpoint=self.checkpoint,
             mesh=self.mesh,
         )
+        return fit_forest(self._key(), data, request)
 
     def _dictionary_settings(self) -> DictionarySettings:
         return DictionarySettings(

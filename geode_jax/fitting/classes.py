@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from geode_jax._checks import check_dtype, check_instance, check_key, check_mesh, check_training_data
-from geode_jax._files.checkpoint import Checkpoint, open_checkpoint
-from geode_jax._runtime.progress import move_bar, progress_bar
+from geode_jax._checks import check_key, check_training_data
+from geode_jax._files.checkpoint import Checkpoint
+from geode_jax._runtime.progress import Show, part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
-from geode_jax.fitting.assemble import kept_forest, mesh_limits, posterior_of
 from geode_jax.fitting.calibration import calibrated_powers
-from geode_jax.forest.defaults import resolve
+from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
+from geode_jax.fitting.stages import Request, kept_forest, posterior_of, sample_forests
 from geode_jax.forest.feature_scales import divide_by_units, noise_scales
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import grow_in_frame
-from geode_jax.gibbs.run import Samples, run_chains
+from geode_jax.forest.plan import Plan
 from geode_jax.learning.class_span import Reduction, learn_reduction
 from geode_jax.model.statistics import padded_size
 from geode_jax.partition.metis import Partition
@@ -41,15 +41,16 @@ SIZE_RATIO = 1.5
 
 
 class _Task(NamedTuple):
-    """What is the same for every class: coordinates of the rows, the rows of each class, settings, what is kept."""
+    """What is the same for every class: coordinates of the rows, rows of each class, a plan, what is kept.
+
+    The plan is that of the largest class, whose shape all share.
+    """
 
     x: np.ndarray
     rows_of: list[np.ndarray]
-    settings: DictionarySettings
-    prior: Prior
-    sampler: SamplerSettings
+    plan: Plan
+    request: Request
     kept: Checkpoint | None
-    mesh: Mesh | None
 
 
 def fit_classes(
@@ -89,27 +90,30 @@ def fit_classes(
     data = check_training_data(X)
     index, counts = _check_labels(labels, data.shape[0])
     log_prior = _check_probabilities(class_probabilities, counts)
-    real = check_dtype(dtype)
-    settings = check_instance(dictionary, "dictionary", (DictionarySettings, None)) or DictionarySettings()
-    model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
-    stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
-    check_mesh(mesh, mesh_limits(settings.num_trees, stage_two))
-
-    kept = open_checkpoint(checkpoint, key, [data, index], [settings, model_prior, stage_two, real.name])
-    with precision_of(real), progress_bar(progress) as bar:
-        on_step = partial(move_bar, bar, 0.0, 1.0)
+    request = Request.checked(
+        dictionary=dictionary,
+        prior=prior,
+        sampler=sampler,
+        dtype=dtype,
+        progress=progress,
+        checkpoint=checkpoint,
+        mesh=mesh,
+    )
+    kept = request.open_checkpoint(key, [data, index])
+    with precision_of(request.dtype), progress_bar(progress) as show:
         rows_of = [np.flatnonzero(index == number) for number in range(counts.size)]
-        on_step(0.0, "common coordinates")
-        frame, reduction, x = _common_coordinates(data, rows_of, settings, real)
-        settings = _settings_of_classes(x, rows_of, settings)
-        task = _Task(x, rows_of, settings, model_prior, stage_two, kept, mesh)
-        members, held_out = _fit_members(key, task, calibrate, on_step)
+        show(0.0, "common coordinates")
+        frame, reduction, x = _common_coordinates(data, rows_of, request)
+        plan = _plan_of_classes(x, rows_of, request.dictionary)
+        task = _Task(x, rows_of, plan, request, kept)
+        warn_if_too_large(_bytes_of_classes(task))
+        members, held_out = _fit_members(key, task, calibrate, part_of(show, 0.0, 0.95))
         found = ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, 1.0, 0.0)
         if not calibrate:
             return found
-        on_step(0.95, "calibrating")
+        show(0.95, "calibrating")
         powers = calibrated_powers(found, data, index, held_out)
-        on_step(1.0, "fitted classes")
+        show(1.0, "fitted classes")
         return ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, *powers)
 
 
@@ -140,12 +144,13 @@ def _check_probabilities(probabilities: ArrayLike | None, counts: np.ndarray) ->
 
 
 def _common_coordinates(
-    data: np.ndarray, rows_of: list[np.ndarray], settings: DictionarySettings, dtype: np.dtype
+    data: np.ndarray, rows_of: list[np.ndarray], request: Request
 ) -> tuple[Frame, Reduction | None, np.ndarray]:
+    settings = request.dictionary
     frame = learn_frame(data)
-    x = to_model(data, frame, dtype)
-    resolved = resolve(settings, *x.shape)
-    _, frame = divide_by_units(x, frame, resolved, seed=0)  # where they lie
+    x = to_model(data, frame, request.dtype)
+    plan = Plan.of(settings, *x.shape)
+    _, frame, _ = divide_by_units(x, frame, plan, seed=0)  # in place
     is_observed = ~np.isnan(x)
     if settings.shared_span is not None and is_observed.all():
         reduction = learn_reduction(x, settings.shared_span.rank or SPAN_RANK, seed=0)
@@ -153,25 +158,38 @@ def _common_coordinates(
             return frame, reduction, reduction.coordinates(x)
     if settings.feature_noise is None or not is_observed.all():
         return frame, None, x
-    scales = noise_scales(x, Partition(0, tuple(rows_of)), None, resolved, seed=0).scales
+    scales = noise_scales(x, None, Partition(0, tuple(rows_of)), plan.noise(seed=0))
     return Frame(frame.shift, frame.scale * scales), None, divide(x, scales)
 
 
-def _settings_of_classes(x: np.ndarray, rows_of: list[np.ndarray], settings: DictionarySettings) -> DictionarySettings:
-    """Settings of every class: those of the largest, whose shape all share; what is common is learned already."""
+def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], settings: DictionarySettings) -> Plan:
+    """The plan of every class, without what is common to all and learned already."""
     largest = max(rows.size for rows in rows_of)
     num_partial = max(int(np.isnan(x[rows]).any(axis=1).sum()) for rows in rows_of)
-    plain = dataclasses.replace(settings, feature_noise=None, noise_shape=None, shared_span=None)
-    return resolve(plain, largest, x.shape[1], num_partial)
+    plain = dataclasses.replace(settings, feature_noise=None, noise_covariance=None, shared_span=None)
+    return Plan.of(plain, largest, x.shape[1], num_partial).with_fixed_rank()
+
+
+def _bytes_of_classes(task: _Task) -> dict[str, int]:
+    """Bytes of the large arrays of all classes together; only one batch of them has its statistics at a time."""
+    plan, request = task.plan, task.request
+    total: dict[str, int] = {"rows": task.x.nbytes, "dictionaries": 0, "statistics": 0, "draws": 0}
+    for batch in _batches(task):
+        parts = []
+        for number in batch:
+            own = dataclasses.replace(plan, num_rows=task.rows_of[number].size)
+            parts.append(bytes_needed(own, request.sampler, request.dtype.itemsize))
+        for name in ("dictionaries", "draws"):
+            total[name] += sum(part[name] for part in parts)
+        total["statistics"] = max(total["statistics"], sum(part["statistics"] for part in parts))
+    return total
 
 
 def _batches(task: _Task) -> Iterator[list[int]]:
     """Classes that are sampled together: of similar size, complete, and as many as memory allows."""
     sizes = np.array([rows.size for rows in task.rows_of])
-    settings = task.settings
-    assert settings.num_candidates is not None
-    assert settings.max_rank is not None
-    per_row = 4 * settings.num_trees * settings.num_candidates * settings.max_rank
+    plan = task.plan
+    per_row = 4 * plan.request.num_trees * plan.num_candidates(plan.max_rank) * plan.max_rank
     has_missing = bool(np.isnan(task.x).any())
     batch: list[int] = []
     for number in np.argsort(-sizes, kind="stable"):
@@ -184,7 +202,7 @@ def _batches(task: _Task) -> Iterator[list[int]]:
 
 
 def _fit_members(
-    key: KeyArray, task: _Task, with_held_out: bool, on_step: Callable[[float, str], None]
+    key: KeyArray, task: _Task, with_held_out: bool, show: Show
 ) -> tuple[list[Posterior], list[np.ndarray]]:
     """Posterior of every class and, if asked for, the held-out log densities of its complete rows."""
     num_classes = len(task.rows_of)
@@ -196,49 +214,27 @@ def _fit_members(
         largest = sizes[batch].max()
         # classes of similar size share a program even where they are not sampled together
         num_places = padded_size(int(sizes[sizes <= SIZE_RATIO * largest].max()))
-        first, share = 0.95 * len(members) / num_classes, 0.95 * len(batch) / num_classes
+        first, last = len(members) / num_classes, (len(members) + len(batch)) / num_classes
+        show_batch = part_of(show, first, last)
         forests: list[Forest] = []
         for place, number in enumerate(batch):
-            learned = 0.3 * share / len(batch)
-            show = _part_of(on_step, first + place * learned, learned, f"class {number}: ")
+            shares = (0.3 * place / len(batch), 0.3 * (place + 1) / len(batch))
+            show_class = part_of(show_batch, *shares, f"class {number}: ")
             key_class = jax.random.fold_in(key, number)
             rows = task.x[task.rows_of[number]]
-            grow = partial(grow_in_frame, key_class, rows, frame, task.settings, show, num_places)
+            grow = partial(grow_in_frame, key_class, rows, frame, task.plan, show_class, num_places)
             forests.append(kept_forest(task.kept and task.kept.part(f"class {number}"), grow))
         names = ", ".join(map(str, batch))
-        show = _part_of(on_step, first + 0.3 * share, 0.7 * share, f"class {names}: ")
-        key_batch = jax.random.fold_in(key, num_classes + batch[0])
-        kept = task.kept and task.kept.part(f"classes {names}")
-        drawn = _sample_together(key_batch, forests, task, show, kept)
+        drawn = sample_forests(
+            jax.random.fold_in(key, num_classes + batch[0]),
+            forests,
+            task.request,
+            part_of(show_batch, 0.3, 1.0, f"class {names}: "),
+            task.kept and task.kept.part(f"classes {names}"),
+            is_last=len(members) + len(batch) == num_classes,
+        )
         for number, forest, samples in zip(batch, forests, drawn, strict=True):
-            members[number] = posterior_of(forest, samples, task.prior, task.sampler)
+            members[number] = posterior_of(forest, samples, task.request.prior, task.request.sampler)
             if with_held_out:
                 held_out[number] = held_out_log_density(forest, members[number])
     return [members[number] for number in range(num_classes)], [held_out[number] for number in sorted(held_out)]
-
-
-def _part_of(
-    on_step: Callable[[float, str], None], first: float, width: float, start: str
-) -> Callable[[float, str], None]:
-    """Shows a part of the work on the bar of all."""
-    return lambda share, text: on_step(first + width * share, start + text)
-
-
-def _sample_together(
-    key: KeyArray,
-    forests: list[Forest],
-    task: _Task,
-    on_step: Callable[[float, str], None],
-    kept: Checkpoint | None,
-) -> list[Samples]:
-    """Draws of every forest, all of one shape, from one run of the kernel."""
-    problems = [forest.problem(task.prior, task.sampler) for forest in forests]
-    together = problems[0] if len(problems) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *problems)
-
-    def on_segment(done: int, total: int) -> None:
-        on_step(done / total, f"sweep {done} of {total}")
-
-    samples = run_chains(key, together, task.sampler, on_segment, kept, task.mesh)
-    num_trees = forests[0].num_trees
-    starts = range(0, num_trees * len(forests), num_trees)
-    return [jax.tree.map(lambda leaf, start=start: leaf[start : start + num_trees], samples) for start in starts]

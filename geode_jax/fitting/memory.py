@@ -1,40 +1,30 @@
 """Whether a fit has room in memory, said before it begins."""
 
 import os
-import warnings
 
-from geode_jax.settings import DictionarySettings, SamplerSettings
+from geode_jax._runtime.warning import warn_user
+from geode_jax.forest.plan import Plan
+from geode_jax.settings import SamplerSettings
 
 
-def bytes_needed(
-    dictionary: DictionarySettings,
-    sampler: SamplerSettings,
-    num_rows: int,
-    num_features: int,
-    itemsize: int,
-    *,
-    is_mapped: bool = False,
-) -> dict[str, int]:
-    """Bytes of the large arrays of a fit of (n, D) numbers, with settings that leave nothing to the data's shape.
+def bytes_needed(plan: Plan, sampler: SamplerSettings, itemsize: int, *, is_mapped: bool = False) -> dict[str, int]:
+    """Bytes of the large arrays of a fit.
 
     Dictionaries are learned once from all rows and once without each fold. Of rows with missing features the sampler
     keeps other arrays (:class:`geode_jax.MissingRows`). `is_mapped`: complete rows of a mapped file are not copied.
     """
-    assert dictionary.depth is not None
-    assert dictionary.max_rank is not None
-    assert dictionary.num_candidates is not None
-    nodes = dictionary.num_trees * (2 ** (dictionary.depth + 1) - 1)
-    pairs = dictionary.num_trees * num_rows * dictionary.num_candidates
-    groups = 1 if dictionary.cross_fit is None else 1 + dictionary.cross_fit.num_folds
+    num_trees, rank = plan.request.num_trees, plan.max_rank
+    nodes = num_trees * plan.num_nodes
+    pairs = num_trees * plan.num_rows * plan.num_candidates(rank)
     draws = nodes * sampler.num_chains * sampler.num_samples
-    shape = dictionary.noise_shape
     # beside the rows, those whitened for one dictionary
-    copies = 1 if shape is None or num_features > shape.max_features else 2
+    noise = plan.request.noise_covariance
+    copies = 1 if noise is None or plan.num_features > noise.max_features else 2
     return {
-        "rows": itemsize * (copies - is_mapped) * num_rows * num_features,
-        "dictionaries": itemsize * groups * nodes * num_features * (dictionary.max_rank + 1),
-        "statistics": itemsize * pairs * (dictionary.max_rank + 1),
-        "draws": draws * (2 * itemsize + 1) * dictionary.max_rank,
+        "rows": itemsize * (copies - is_mapped) * plan.num_rows * plan.num_features,
+        "dictionaries": itemsize * plan.num_holdouts * nodes * plan.num_features * (rank + 1),
+        "statistics": itemsize * pairs * (rank + 1),
+        "draws": draws * (2 * itemsize + 1) * rank,
     }
 
 
@@ -44,12 +34,10 @@ def warn_if_too_large(needed: dict[str, int]) -> None:
     if available is None or sum(needed.values()) <= available:
         return
     parts = ", ".join(f"{name} {value / 2**30:.1f}" for name, value in needed.items())
-    warnings.warn(
+    warn_user(
         f"the fit needs about {sum(needed.values()) / 2**30:.1f} GiB ({parts}) and this machine has"
         f" {available / 2**30:.1f}; fewer trees, a smaller depth, max_rank, num_candidates or num_samples, or float32"
-        " need less",
-        RuntimeWarning,
-        stacklevel=4,
+        " need less"
     )
 
 

@@ -1,9 +1,6 @@
 """From an array to a posterior: stage one, then stage two."""
 
 import os
-import warnings
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,16 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from geode_jax._checks import check_dtype, check_instance, check_key, check_mesh, check_training_data
-from geode_jax._files.checkpoint import Checkpoint, open_checkpoint
-from geode_jax._runtime.progress import move_bar, progress_bar
+from geode_jax._checks import check_instance, check_key, check_training_data
+from geode_jax._runtime.progress import part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
-from geode_jax.fitting.assemble import kept_forest, mesh_limits, posterior_of
 from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
-from geode_jax.forest.defaults import resolve
+from geode_jax.fitting.stages import Request, kept_forest, posterior_of, sample_forests
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import grow_forest
-from geode_jax.gibbs.run import Interrupted, run_chains
+from geode_jax.forest.plan import Plan
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.view import has_missing, is_memory_mapped
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
@@ -62,9 +57,7 @@ def fit(
 
     Raises TypeError or ValueError naming the argument, and FloatingPointError where sampling became non-finite.
     """
-    return fit_forest(
-        key,
-        X,
+    request = Request.checked(
         dictionary=dictionary,
         prior=prior,
         sampler=sampler,
@@ -72,43 +65,26 @@ def fit(
         progress=progress,
         checkpoint=checkpoint,
         mesh=mesh,
-    )[1]
+    )
+    return fit_forest(key, X, request)[1]
 
 
-def fit_forest(
-    key: KeyArray,
-    X: ArrayLike,
-    *,
-    dictionary: DictionarySettings | None,
-    prior: Prior | None,
-    sampler: SamplerSettings | None,
-    dtype: Any,
-    progress: bool,
-    checkpoint: str | os.PathLike[str] | None,
-    mesh: Mesh | None,
-) -> tuple[Forest, Posterior]:
+def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, Posterior]:
     """:func:`fit`, for callers that need the forest too."""
     key = check_key(key)
     data = check_training_data(X)
-    real = check_dtype(dtype)
-    stage_one = check_instance(dictionary, "dictionary", (DictionarySettings, None)) or DictionarySettings()
-    model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
-    stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
-    check_mesh(mesh, mesh_limits(stage_one.num_trees, stage_two))
-
-    num_rows, num_features = data.shape
     num_partial = int(has_missing(data).sum())
-    resolved = resolve(stage_one, num_rows, num_features, num_partial)
+    plan = Plan.of(request.dictionary, data.shape[0], data.shape[1], num_partial)
     is_mapped = is_memory_mapped(data) and num_partial == 0
-    warn_if_too_large(bytes_needed(resolved, stage_two, num_rows, num_features, real.itemsize, is_mapped=is_mapped))
-    kept = open_checkpoint(checkpoint, key, [data], [stage_one, model_prior, stage_two, real.name])
+    warn_if_too_large(bytes_needed(plan, request.sampler, request.dtype.itemsize, is_mapped=is_mapped))
+    kept = request.open_checkpoint(key, [data])
     key_forest, key_sample = jax.random.split(key)
-    with precision_of(real), progress_bar(progress) as bar:
+    with precision_of(request.dtype), progress_bar(request.progress) as show:
         # one bar for both stages: the first tenth is stage one
-        show = partial(move_bar, bar, 0.0, 0.1)
-        forest = kept_forest(kept, lambda: grow_forest(key_forest, data, stage_one, real, show))
-        show = partial(move_bar, bar, 0.1, 1.0)
-        return forest, _sample(key_sample, forest, model_prior, stage_two, show, kept, mesh)
+        learn = part_of(show, 0.0, 0.1)
+        forest = kept_forest(kept, lambda: grow_forest(key_forest, data, request.dictionary, request.dtype, learn))
+        (samples,) = sample_forests(key_sample, [forest], request, part_of(show, 0.1, 1.0), kept)
+        return forest, posterior_of(forest, samples, request.prior, request.sampler)
 
 
 def sample_posterior(
@@ -124,35 +100,17 @@ def sample_posterior(
     """Draw from the posterior given a learned forest: stage two of :func:`fit`, which see for arguments and errors."""
     key = check_key(key)
     check_instance(forest, "forest", Forest)
-    model_prior = check_instance(prior, "prior", (Prior, None)) or Prior()
-    stage_two = check_instance(sampler, "sampler", (SamplerSettings, None)) or SamplerSettings()
-    check_mesh(mesh, mesh_limits(forest.num_trees, stage_two))
-    learned = [np.asarray(forest.dictionary.bases), np.asarray(forest.statistics.residual)]
-    kept = open_checkpoint(checkpoint, key, learned, [model_prior, stage_two])
-    with precision_of(forest.dtype), progress_bar(progress) as bar:
-        return _sample(key, forest, model_prior, stage_two, partial(move_bar, bar, 0.0, 1.0), kept, mesh)
-
-
-def _sample(
-    key: KeyArray,
-    forest: Forest,
-    prior: Prior,
-    settings: SamplerSettings,
-    on_step: Callable[[float, str], None],
-    kept: Checkpoint | None,
-    mesh: Mesh | None,
-) -> Posterior:
-    def on_segment(done: int, total: int) -> None:
-        on_step(done / total, f"sweep {done} of {total}")
-
-    try:
-        samples = run_chains(key, forest.problem(prior, settings), settings, on_segment, kept, mesh)
-    except Interrupted as interruption:
-        samples = interruption.samples
-        num_draws = samples.draws.log_joint.shape[2]
-        warnings.warn(
-            f"interrupted: the posterior has {num_draws} of {settings.num_samples} draws per chain",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    return posterior_of(forest, samples, prior, settings)
+    request = Request.for_trees(
+        forest.num_trees,
+        dictionary=forest.dictionary_settings,
+        prior=prior,
+        sampler=sampler,
+        dtype=forest.dtype,
+        progress=progress,
+        checkpoint=checkpoint,
+        mesh=mesh,
+    )
+    kept = request.open_checkpoint(key, [np.asarray(forest.dictionary.bases), np.asarray(forest.statistics.residual)])
+    with precision_of(forest.dtype), progress_bar(progress) as show:
+        (samples,) = sample_forests(key, [forest], request, show, kept)
+        return posterior_of(forest, samples, request.prior, request.sampler)

@@ -1,83 +1,132 @@
-"""What the first tree's held-out rows decide: a shared span, a noise covariance, the rank."""
+"""What the first tree's held-out rows decide: a shared span, a noise covariance, the rank.
 
-import dataclasses
+Each is tried by itself, and returns what was tried with its gain. The larger gain is taken.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 
 from geode_jax._runtime.buffers import release_free_memory
+from geode_jax.forest.plan import Plan
 from geode_jax.learning.evidence import LARGEST_SAMPLE, Evidence, cross_fitted_evidence
 from geode_jax.learning.noise_covariance import (
-    Shape,
-    choose_shapes,
+    NoiseRoot,
+    NoiseTrial,
+    is_worth_its_cost,
     learn_covariances,
+    try_noise_covariance,
 )
-from geode_jax.learning.shared_span import Span, choose_span, learn_dictionaries, learn_whole_span
+from geode_jax.learning.shared_span import Span, learn_dictionaries, learn_whole_span, try_spans
+from geode_jax.learning.subspaces import SubspaceOptions
+from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.completed import Completed
-from geode_jax.rows.folds import judging_folds
-from geode_jax.settings import DictionarySettings, SharedSpan
+from geode_jax.rows.training import Training
 
 
-def _choose(
-    completed: Completed,
-    is_observed: np.ndarray | None,
-    settings: DictionarySettings,
-    partition: Partition,
-    folds: np.ndarray | None,
-    seed: int,
-    num_features: int,
-    *,
-    may_lower_rank: bool,
-    may_have_shape: bool,
-) -> tuple[Span | None, list[Shape] | None, DictionarySettings]:
-    """A shared span, or a shape of the noise, or neither, and settings that tell what was found, by the first tree."""
-    assert settings.max_rank is not None
-    x = completed.x
-    shared, parent_rows = settings.shared_span, settings.parent_rows or 0.0
-    span, shapes, noise_shape, gain = None, None, settings.noise_shape, 0.0
-    may_have_shape &= noise_shape is not None and num_features <= noise_shape.max_features
-    largest_rank = settings.max_rank
+class Chosen(NamedTuple):
+    """A span shared by all nodes, or roots of the noise covariance, or neither; directions per node; and why.
 
-    def rank_by(evidence: Evidence) -> int:
-        return evidence.needed_rank() if may_lower_rank else largest_rank
+    `roots`: of all rows, and without each fold.
+    """
 
-    if shared is not None and shared.rank is not None:
-        span = learn_whole_span(completed, folds, seed, shared.rank)
-        if span.bases.shape[2] == 0:  # too few rows for any direction
-            span = None
-    elif folds is not None and (shared is not None or may_lower_rank or may_have_shape):
-        judging = judging_folds(folds, LARGEST_SAMPLE)
-        own = learn_dictionaries(completed, partition, settings.max_rank, judging, seed, parent_rows)
-        evidence = cross_fitted_evidence(x, partition, own, judging, is_observed, num_features)
-        without = evidence.log_likelihood()
-        needed_rank = rank_by(evidence)
-        del own, evidence  # may be as large as the data
-        if shared is not None:
-            found = choose_span(
-                completed, partition, settings.max_rank, judging, seed, without, parent_rows, is_observed, num_features
-            )
-            if found is not None:
-                span, gain = found.span, found.gain
-                needed_rank = rank_by(found.evidence)
-            del found
-        if may_have_shape:
-            release_free_memory()
-            chosen = choose_shapes(x, partition, settings.max_rank, judging, seed, without, parent_rows)
-            if chosen is not None and chosen.gain > gain:
-                covariances = chosen.covariances if judging is folds else learn_covariances(x, folds)
-                span, shapes = None, covariances.shapes(chosen.deviation)
-                needed_rank = rank_by(chosen.evidence)
-        if span is not None and judging is not folds:
-            span = learn_whole_span(completed, folds, seed, span.bases.shape[2])
-        settings = dataclasses.replace(settings, max_rank=needed_rank)
-    settings = dataclasses.replace(settings, shared_span=None, noise_shape=None if shapes is None else noise_shape)
-    if span is None:
-        return None, shapes, settings
-    # no node has more directions than the span
-    rank = span.bases.shape[2]
-    assert settings.max_rank is not None
-    return (
-        span,
-        None,
-        dataclasses.replace(settings, shared_span=SharedSpan(rank), max_rank=min(settings.max_rank, rank)),
-    )
+    span: Span | None
+    roots: list[NoiseRoot] | None
+    rank: int
+    decisions: tuple[Decision, ...]
+
+
+def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> Chosen:
+    """What dictionaries of the rows should look like, by the first tree."""
+    if plan.span_rank > 0:
+        return _given_span(training, plan, seed)
+    if not (plan.tries_spans or plan.tries_noise_covariance or plan.seeks_rank):
+        return Chosen(None, None, plan.max_rank, (Decision("directions per node", str(plan.max_rank), "as given"),))
+    judging = training.judging(LARGEST_SAMPLE)
+    options = plan.subspaces(plan.max_rank, seed)
+    plain = _judge_plain(judging, plan, partition, options)
+    span = _Outcome(None, None, plain.rank, 0.0, ())
+    if plan.tries_spans:
+        span = _judge_spans(judging, plan, partition, options, plain)
+    noise = _Outcome(None, None, plain.rank, 0.0, ())
+    if plan.tries_noise_covariance:
+        release_free_memory()
+        noise = _judge_noise(judging, plan, partition, options, plain)
+    taken = noise if noise.gain > span.gain else span
+    shared, roots, rank = taken.span, None, taken.rank
+    # those who judged have folds for some rows only
+    is_whole = judging.folds is training.folds
+    if shared is not None:
+        rank = min(rank, shared.bases.shape[2])
+        shared = shared if is_whole else learn_whole_span(training, seed, shared.bases.shape[2])
+    elif taken.noise is not None:
+        own = taken.noise.covariances if is_whole else learn_covariances(training.x, training.own_folds)
+        roots = own.roots(taken.noise.deviation)
+    why = "what held-out rows tell of, and half as many again" if plan.seeks_rank else "as given"
+    decisions = (*span.decisions, *noise.decisions, Decision("directions per node", str(rank), why))
+    if span.gain > 0.0 and noise.gain > span.gain:
+        decisions = (Decision("shared span", "none", "a noise covariance gains more"), *decisions[1:])
+    return Chosen(shared, roots, rank, decisions)
+
+
+def _given_span(training: Training, plan: Plan, seed: int) -> Chosen:
+    span = learn_whole_span(training, seed, plan.span_rank)
+    found = span.bases.shape[2]
+    if found == 0:
+        why = "too few rows for any direction"
+        return Chosen(None, None, plan.max_rank, (Decision("shared span", "none", why),))
+    rank = min(plan.max_rank, found)
+    about_span = Decision("shared span", f"{found} directions", "as given")
+    return Chosen(span, None, rank, (about_span, Decision("directions per node", str(rank), "as given")))
+
+
+class _Plain(NamedTuple):
+    """Log likelihood of the judged rows by nodes with directions of their own and isotropic noise, and their rank."""
+
+    log_likelihood: np.ndarray
+    rank: int
+
+
+class _Outcome(NamedTuple):
+    """What was tried and taken, its rank and gain (0 where it was not), and why."""
+
+    span: Span | None
+    noise: NoiseTrial | None
+    rank: int
+    gain: float
+    decisions: tuple[Decision, ...]
+
+
+def _rank_by(evidence: Evidence, plan: Plan) -> int:
+    return max(plan.least_rank, evidence.needed_rank()) if plan.seeks_rank else plan.max_rank
+
+
+def _judge_plain(judging: Training, plan: Plan, partition: Partition, options: SubspaceOptions) -> _Plain:
+    own = learn_dictionaries(judging, partition, options)
+    evidence = cross_fitted_evidence(judging, partition, own)
+    return _Plain(evidence.log_likelihood(), _rank_by(evidence, plan))
+
+
+def _judge_spans(
+    judging: Training, plan: Plan, partition: Partition, options: SubspaceOptions, plain: _Plain
+) -> _Outcome:
+    trial = try_spans(judging, partition, options, plain.log_likelihood)
+    if trial is None:
+        decision = Decision("shared span", "none", "no span of few enough directions holds the data")
+        return _Outcome(None, None, plain.rank, 0.0, (decision,))
+    why = f"gain of nodes within {trial.rank} common directions"
+    if not trial.is_taken:
+        return _Outcome(None, None, plain.rank, 0.0, (Decision("shared span", "none", why, *trial.gain),))
+    decision = Decision("shared span", f"{trial.rank} directions", why, *trial.gain)
+    return _Outcome(trial.span, None, _rank_by(trial.evidence, plan), trial.gain.mean, (decision,))
+
+
+def _judge_noise(
+    judging: Training, plan: Plan, partition: Partition, options: SubspaceOptions, plain: _Plain
+) -> _Outcome:
+    trial = try_noise_covariance(judging, partition, options, plain.log_likelihood)
+    why = "gain of noise that is not isotropic"
+    if not is_worth_its_cost(trial.gain, plan.num_features):
+        return _Outcome(None, None, plain.rank, 0.0, (Decision("noise covariance", "isotropic", why, *trial.gain),))
+    decision = Decision("noise covariance", "full", why, *trial.gain)
+    return _Outcome(None, trial, _rank_by(trial.evidence, plan), trial.gain.mean, (decision,))

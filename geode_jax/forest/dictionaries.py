@@ -1,106 +1,76 @@
-"""Stage one's learning: trees, noise scales, the shared span, and dictionaries of complete or filled rows."""
+"""From rows without missing entries to trees and their dictionaries."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from geode_jax._runtime.buffers import release_free_memory
-from geode_jax.forest.choices import _choose
+from geode_jax._runtime.progress import Show
+from geode_jax.forest.choices import Chosen, choose
+from geode_jax.forest.plan import Plan
 from geode_jax.forest.trees import grow_trees
-from geode_jax.learning.noise_covariance import Shape, learn_subspaces_in_shapes, whiten
+from geode_jax.learning.noise_covariance import learn_whitened_subspaces, whiten
 from geode_jax.learning.shared_span import Span, learn_dictionaries, learn_span
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.completed import Completed
 from geode_jax.rows.row_space import is_worth, row_coordinates
+from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, as_array
-from geode_jax.settings import DictionarySettings
 
 
 class Learned(NamedTuple):
     """Trees and dictionaries of rows that are complete or have been filled.
 
-    `subspaces` are those of the rows `x` divided by `scales`. Where there are few rows for their features, they and `x`
-    are in coordinates of the row space, and `whole` learns the dictionaries of all rows in R^D as they are asked for:
-    each may be as large as the data. With a `shape` of the noise they are of whitened coordinates, those of a row in
-    `x` being by the shape that left its fold out.
+    `subspaces` are those of the rows of `training`, divided by `scales`. Where there are few rows for their features,
+    both are in coordinates of the row space, and `whole` learns the dictionaries of all rows in R^D as they are asked
+    for: each may be as large as the data. With a `noise_root`, (D, D), they are of whitened coordinates, those of a
+    training row being by the noise covariance that left its fold out.
     """
 
-    scales: np.ndarray
-    settings: DictionarySettings
+    training: Training
     partitions: list[Partition]
-    x: Rows
     subspaces: list[Subspaces]
+    scales: np.ndarray
     whole: Iterator[Subspaces] | None
-    shape: Shape | None = None
+    noise_root: np.ndarray | None
+    chosen: Chosen
 
 
-def learn(
-    completed: Completed,
-    is_observed: np.ndarray | None,
-    settings: DictionarySettings,
-    folds: np.ndarray | None,
-    seeds: list[int],
-    on_step: Callable[[float, str], None],
-    *,
-    may_lower_rank: bool,
-) -> Learned:
-    """Trees, scales and dictionaries of rows without missing entries, whose arrays are divided by the scales in place.
-
-    `is_observed` tells which entries were not filled; None where none were. With `may_lower_rank`, nodes have no more
-    directions than the rows tell of.
-    """
-    partitions, scales = grow_trees(completed.x, is_observed, settings, seeds, on_step)
-    completed = completed.divided(scales)
-    x = completed.x
-    has_coordinates = folds is not None and completed.without is None and is_worth(*x.shape)
+def learn(training: Training, plan: Plan, seeds: list[int], show: Show) -> Learned:
+    """Trees, scales and dictionaries of rows without missing entries; arrays are divided by the scales in place."""
+    partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
+    training = training.divided(scales)
+    x = training.x
+    has_coordinates = training.folds is not None and training.without is None and is_worth(*x.shape)
     if has_coordinates:
-        completed = Completed(row_coordinates(x), None)
-    on_step(0.5, "shared span, rank")
-    may_have_shape = completed.without is None and not has_coordinates
-    span, shapes, settings = _choose(
-        completed,
-        is_observed,
-        settings,
-        partitions[0],
-        folds,
-        seeds[0],
-        x.shape[1],
-        may_lower_rank=may_lower_rank,
-        may_have_shape=may_have_shape,
-    )
+        training = training._replace(x=row_coordinates(x))
+    show(0.5, "shared span, rank")
+    chosen = choose(training, plan, partitions[0], seeds[0])
     release_free_memory()
-    assert settings.max_rank is not None
-    max_rank, parent_rows = settings.max_rank, settings.parent_rows or 0.0
-    if shapes is not None:
-        assert folds is not None
-        found = learn_subspaces_in_shapes(
-            x,
-            shapes,
-            partitions,
-            max_rank,
-            folds,
-            seeds,
-            parent_rows,
-            lambda share: on_step(0.5 + 0.5 * share, "learning dictionaries"),
+    trees = [(partition, plan.subspaces(chosen.rank, seed)) for partition, seed in zip(partitions, seeds, strict=True)]
+    if chosen.roots is not None:
+        folds = training.own_folds
+        found = learn_whitened_subspaces(
+            x, chosen.roots, trees, folds, lambda share: show(0.5 + 0.5 * share, "learning dictionaries")
         )
-        scales = scales * shapes[0].unit
-        return Learned(scales, settings, partitions, whiten(as_array(x), shapes, folds), found, None, shapes[0])
+        own = chosen.roots[0]
+        training = training._replace(x=whiten(as_array(x), chosen.roots, folds))
+        return Learned(training, partitions, found, scales * own.unit, None, own.matrix, chosen)
     subspaces: list[Subspaces] = []
-    for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
-        on_step(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
-        subspaces.append(learn_dictionaries(completed, partition, max_rank, folds, seed, parent_rows, span))
-    whole = _whole_dictionaries(x, partitions, max_rank, seeds, parent_rows, span) if has_coordinates else None
-    return Learned(scales, settings, partitions, completed.x, subspaces, whole)
+    for number, (partition, options) in enumerate(trees):
+        show(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
+        subspaces.append(learn_dictionaries(training, partition, options, chosen.span))
+    whole = _whole_dictionaries(x, plan, partitions, seeds, chosen) if has_coordinates else None
+    return Learned(training, partitions, subspaces, scales, whole, None, chosen)
 
 
 def _whole_dictionaries(
-    x: Rows, partitions: list[Partition], max_rank: int, seeds: list[int], parent_rows: float, span: Span | None
+    x: Rows, plan: Plan, partitions: list[Partition], seeds: list[int], chosen: Chosen
 ) -> Iterator[Subspaces]:
-    """Every tree's dictionary of all rows in R^D, one after the other, within as many directions as `span` has."""
-    rows = Completed(x, None)
-    shared = None if span is None else learn_span(x, None, seeds[0], max_rank=span.bases.shape[2])
+    """Every tree's dictionary of all rows in R^D, one after the other, within as many directions as the span has."""
+    rows, span = Training(x, x.shape[1]), chosen.span
+    shared: Span | None = None if span is None else learn_span(x, None, seeds[0], max_rank=span.bases.shape[2])
     for partition, seed in zip(partitions, seeds, strict=True):
         release_free_memory()
-        yield learn_dictionaries(rows, partition, max_rank, None, seed, parent_rows, shared)
+        yield learn_dictionaries(rows, partition, plan.subspaces(chosen.rank, seed), shared)

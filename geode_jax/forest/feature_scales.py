@@ -1,51 +1,49 @@
 """What features are divided by: units of their own where they need them, and noise scales."""
 
-import dataclasses
-
 import numpy as np
 
-from geode_jax.learning.feature_noise import FeatureScales, learn_feature_scales
-from geode_jax.learning.units import choose_units
+from geode_jax.forest.plan import Plan
+from geode_jax.learning.feature_noise import FeatureScales, NoiseOptions, learn_feature_scales
+from geode_jax.learning.units import UnitsTrial, choose_units
+from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.frame import Frame
 from geode_jax.rows.view import Rows, divide
-from geode_jax.settings import DictionarySettings
 
 
-def noise_scales(
-    x: Rows, cells: Partition, is_observed: np.ndarray | None, settings: DictionarySettings, seed: int
-) -> FeatureScales:
-    """The noise scales of the features of x, (n, D), from cells side by side, as the settings want them."""
-    assert settings.feature_noise is not None
-    assert settings.max_rank is not None
-    options = dataclasses.asdict(settings.feature_noise)
-    return learn_feature_scales(x, cells, settings.max_rank, is_observed, seed=seed, **options)
-
-
-def units(x: Rows, settings: DictionarySettings, seed: int) -> np.ndarray:
-    """Divisors of the features of x, (n, D) with NaN where missing: 1, unless features have noise scales of their own
-    and held-out rows want units of their own too.
-    """
-    if settings.feature_noise is None:
+def noise_scales(x: Rows, is_observed: np.ndarray | None, cells: Partition, options: NoiseOptions | None) -> np.ndarray:
+    """Noise scale of every feature of x, (n, D), from cells side by side; all 1 without options."""
+    if options is None:
         return np.ones(x.shape[1])
-    assert settings.max_rank is not None
-    assert settings.num_neighbors is not None
-    assert settings.depth is not None
-    assert settings.min_cell_size is not None
-    return choose_units(
-        x,
-        lambda rows, cells, is_observed: noise_scales(rows, cells, is_observed, settings, seed),
-        max_rank=settings.max_rank,
-        num_neighbors=settings.num_neighbors,
-        depth=settings.depth,
-        min_cell_size=settings.min_cell_size,
-        seed=seed,
-    )
+    return learn_feature_scales(x, is_observed, cells, options).scales
 
 
-def divide_by_units(x: Rows, frame: Frame, settings: DictionarySettings, seed: int) -> tuple[Rows, Frame]:
-    """The rows divided by their :func:`units`, where they lie if they are an array, and their frame after it."""
-    divisors = units(x, settings, seed)
+def find_units(x: Rows, plan: Plan, seed: int) -> tuple[np.ndarray, Decision]:
+    """Divisors of the features of x, (n, D) with NaN where missing: 1, or units of their own.
+
+    Features have units of their own only if they have noise scales of their own, and held-out rows tell so.
+    """
+    options = plan.noise(seed)
+    if options is None:
+        return np.ones(x.shape[1]), Decision("units", "one for all features", "all features have the same noise")
+
+    def learn_scales(rows: np.ndarray, is_observed: np.ndarray | None, cells: Partition) -> FeatureScales:
+        return learn_feature_scales(rows, is_observed, cells, options)
+
+    trial = choose_units(x, learn_scales, plan.tree, plan.max_rank, seed)
+    return trial.divisors, _decision(trial)
+
+
+def _decision(trial: UnitsTrial) -> Decision:
+    taken = "one for each feature" if (trial.divisors != 1.0).any() else "one for all features"
+    if trial.gain is None:
+        return Decision("units", taken, "the deviations of the features hardly differ")
+    return Decision("units", taken, "gain of a unit for each feature", *trial.gain)
+
+
+def divide_by_units(x: Rows, frame: Frame, plan: Plan, seed: int) -> tuple[Rows, Frame, Decision]:
+    """The rows divided by the units of :func:`find_units`, in place if they are an array, and their frame after it."""
+    divisors, decision = find_units(x, plan, seed)
     if (divisors != 1.0).any():
         x = divide(x, divisors)
-    return x, frame._replace(scale=frame.scale * divisors)
+    return x, frame._replace(scale=frame.scale * divisors), decision

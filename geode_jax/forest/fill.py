@@ -5,26 +5,25 @@ out: a row must not be filled from what it was filled with before.
 """
 
 import itertools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.blas import one_blas_thread
+from geode_jax._runtime.progress import Show
 from geode_jax._typing import Array
-from geode_jax.forest.defaults import PARTIAL_CANDIDATES
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows
+from geode_jax.forest.plan import Plan
 from geode_jax.forest.trees import grow_trees
-from geode_jax.learning.candidate_search import find_candidates
+from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.evidence import QuickMixture, cross_fitted_evidence, fit_quick_mixture
 from geode_jax.learning.subspaces import Subspaces, learn_subspaces
 from geode_jax.math.lowrank import latent_given, log_marginal
 from geode_jax.model.partial_statistics import PartialRows
-from geode_jax.rows.completed import Completed
-from geode_jax.rows.folds import each_fold
+from geode_jax.rows.folds import Holdout, each_fold
+from geode_jax.rows.training import Training
 from geode_jax.rows.view import View, as_array
-from geode_jax.settings import DictionarySettings
 
 # Trees whose conditional means fill missing entries.
 FILL_TREES = 4
@@ -32,94 +31,79 @@ _LARGE_BLOCK = 4096  # rows whose matrices are held at once
 _SYSTEMS = 256  # rows whose systems of equations are solved at once
 
 
-def complete(
-    x: np.ndarray,
-    is_observed: np.ndarray,
-    settings: DictionarySettings,
-    folds: np.ndarray | None,
-    seeds: list[int],
-    on_step: Callable[[float, str], None],
-    *,
-    may_lower_rank: bool,
-) -> Completed:
-    """Missing entries of filled rows `x` at their conditional means, averaged over trees.
+def complete(training: Training, plan: Plan, seeds: list[int], show: Show) -> Training:
+    """The rows with their missing entries, filled somehow, at their conditional means, averaged over trees.
 
     A row is filled by dictionaries that left its own fold out: one that knew the row would find again what it was
     filled with before. And the rows that a fold's dictionary learns from are filled by dictionaries that left that fold
-    out too, or what it says of the fold's rows would hang on these themselves, and intervals would be too narrow.
-    With `may_lower_rank` they have no more directions than the rows tell of.
+    out too, or what it says of the fold's rows would depend on these themselves, and intervals would be too narrow.
     """
-    assert settings.max_rank is not None
-    parent_rows = settings.parent_rows or 0.0
-    rows = np.flatnonzero(~is_observed.all(axis=1))
-    seen = is_observed[rows]
-    width = settings.missing_rows.num_candidates or PARTIAL_CANDIDATES
     seeds = seeds[:FILL_TREES]
-    partitions, scales = grow_trees(x, is_observed, settings, seeds, on_step)
-    scaled = as_array(View(x, scales))
-    max_rank = settings.max_rank
-    if may_lower_rank and folds is not None:
-        first = learn_subspaces(scaled, partitions[0], max_rank, folds, seeds[0], parent_rows)
-        max_rank = cross_fitted_evidence(scaled, partitions[0], first, folds, is_observed).needed_rank()
-    left_out = list(each_fold(folds))
-    num_folds = len(left_out) - 1
-    left_out += itertools.combinations(range(num_folds), 2)
-    number_of = {without: number for number, without in enumerate(left_out)}
-    own = np.full(rows.size, -1) if folds is None else folds[rows]
-    # who fills a row for the dictionary of all rows, and for that without fold f: 0 where it learns not from the row
+    partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
+    scaled = training._replace(x=as_array(View(training.x, scales)))
+    max_rank, folds = plan.max_rank, training.folds
+    if plan.seeks_rank:
+        first = learn_subspaces(scaled.x, partitions[0], plan.subspaces(max_rank, seeds[0]), folds)
+        needed = cross_fitted_evidence(scaled, partitions[0], first).needed_rank()
+        max_rank = max(plan.least_rank, needed)
+    holdouts, filler = _fillers(training)
+    total = np.zeros((*filler.shape, training.num_features), dtype=training.x.dtype)
+    rows = training.partial
+    seen = training.mask[rows]
+    for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
+        show(0.5 + 0.5 * number / len(seeds), "conditional means")
+        subspaces = learn_subspaces(scaled.x, partition, plan.subspaces(max_rank, seed), folds, holdouts)
+        mixture = fit_quick_mixture(scaled, partition, subspaces)
+        candidates = search_candidates(scaled, rows, partition, subspaces, plan.partial_candidates)
+        for one, by in enumerate(filler):
+            used = np.flatnonzero((by > 0) | (one == 0))
+            if used.size == 0:  # all of them are in the fold that is left out
+                continue
+            block = Training(scaled.x[rows[used]], training.num_features, by[used], seen[used])
+            total[one, used] += conditional_means(block, mixture, subspaces, candidates[used])
+    filled = []
+    for means in total / len(partitions) * scales:
+        copy = np.array(training.x)
+        copy[rows] = np.where(seen, copy[rows], means)
+        filled.append(copy)
+    return training._replace(x=filled[0], without=filled[1:] or None)
+
+
+def _fillers(training: Training) -> tuple[list[Holdout], np.ndarray]:
+    """Holdouts, and for the dictionary of all rows and for that without each fold who fills each row, by its number.
+
+    0 stands for a dictionary that does not learn from the row.
+    """
+    holdouts = each_fold(training.folds)
+    num_folds = len(holdouts) - 1
+    holdouts += itertools.combinations(range(num_folds), 2)
+    number_of = {holdout: number for number, holdout in enumerate(holdouts)}
+    rows = training.partial
+    own = np.full(rows.size, -1) if training.folds is None else training.folds[rows]
     filler = np.zeros((1 + num_folds, rows.size), dtype=int)
     filler[0] = own + 1
     for fold in range(num_folds):
         filler[1 + fold] = [number_of.get((min(fold, other), max(fold, other)), 0) for other in own]
-    total = np.zeros((*filler.shape, x.shape[1]), dtype=x.dtype)
-    for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
-        on_step(0.5 + 0.5 * number / len(seeds), "conditional means")
-        subspaces = learn_subspaces(scaled, partition, max_rank, folds, seed, parent_rows, left_out)
-        mixture = fit_quick_mixture(scaled, partition, subspaces, folds, is_observed)
-        candidates = find_candidates(scaled, rows, partition, subspaces, folds, width, is_observed)
-        for group, by in enumerate(filler):
-            used = np.flatnonzero((by > 0) | (group == 0))
-            total[group, used] += conditional_means(
-                scaled[rows[used]], seen[used], mixture, subspaces, by[used], candidates[used]
-            )
-    filled = []
-    for means in total / len(partitions) * scales:
-        copy = x.copy()
-        copy[rows] = np.where(seen, x[rows], means)
-        filled.append(copy)
-    return Completed(filled[0], filled[1:] or None)
+    return holdouts, filler
 
 
 def conditional_means(
-    x: np.ndarray,
-    is_observed: np.ndarray,
-    mixture: QuickMixture,
-    subspaces: Subspaces,
-    group: np.ndarray,
-    candidates: np.ndarray,
+    rows: Training, mixture: QuickMixture, subspaces: Subspaces, candidates: np.ndarray
 ) -> np.ndarray:
-    """Mean of every feature of rows x, (n_m, D), given their observed ones, a block of rows after the other.
+    """Mean of every feature of rows, (n_m, D), given their observed ones, a block of rows after the other.
 
-    `group`, (n_m,): which of the groups of `subspaces` fills a row.
+    The folds of the `rows` say which of the holdouts of `subspaces` fills a row.
     """
-    blocks = [slice(start, start + _LARGE_BLOCK) for start in range(0, x.shape[0], _LARGE_BLOCK)]
-    return np.concatenate(
-        [_block_means(x[at], is_observed[at], mixture, subspaces, group[at], candidates[at]) for at in blocks]
-    )
+    blocks = np.split(np.arange(rows.x.shape[0]), range(_LARGE_BLOCK, rows.x.shape[0], _LARGE_BLOCK))
+    return np.concatenate([_block_means(rows.taken(at), mixture, subspaces, candidates[at]) for at in blocks])
 
 
 @one_blas_thread()
-def _block_means(
-    x: np.ndarray,
-    is_observed: np.ndarray,
-    mixture: QuickMixture,
-    subspaces: Subspaces,
-    group: np.ndarray,
-    candidates: np.ndarray,
-) -> np.ndarray:
-    grouping = group_rows(is_observed, group, -(-x.shape[0] // _SYSTEMS))
+def _block_means(rows: Training, mixture: QuickMixture, subspaces: Subspaces, candidates: np.ndarray) -> np.ndarray:
+    x, own = as_array(rows.x), rows.own_folds
+    grouping = group_rows(rows.mask, own, -(-x.shape[0] // _SYSTEMS))
     centres, bases = subspaces.centres, subspaces.bases
-    reduced = reduce_rows(centres, bases, x, is_observed, group, candidates, grouping, with_root=False)
+    reduced = reduce_rows((centres, bases), rows, candidates, grouping, with_root=False)
     place = np.searchsorted(mixture.nodes, candidates)
     ratio = np.where(mixture.has_direction, mixture.variance / mixture.noise[:, None], 1.0)
     parameters = (np.log(ratio), np.log(mixture.noise), mixture.log_weight)
@@ -131,10 +115,11 @@ def _block_means(
         found = _conditional(one, *(jnp.asarray(table) for table in at_slots))
         weight[here], eta[here] = (np.asarray(leaf)[: here.size] for leaf in found)
     mean = np.zeros_like(x)
-    for own in np.unique(group):
-        for node in np.unique(candidates[group == own]):
-            row, slot = np.nonzero((candidates == node) & (group == own)[:, None])
-            mean[row] += weight[row, slot][:, None] * (centres[own, node] + eta[row, slot] @ bases[own, node].T)
+    for number in np.unique(own):
+        for node in np.unique(candidates[own == number]):
+            row, slot = np.nonzero((candidates == node) & (own == number)[:, None])
+            fill = centres[number, node] + eta[row, slot] @ bases[number, node].T
+            mean[row] += weight[row, slot][:, None] * fill
     return mean
 
 

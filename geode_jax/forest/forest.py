@@ -11,6 +11,7 @@ from geode_jax._files.archive import decode, encode, fields_of, within
 from geode_jax._typing import precision_of
 from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
 from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.found import Found
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
 from geode_jax.model.statistics import Statistics
@@ -28,7 +29,8 @@ class Forest(eqx.Module):
 
     Made by :func:`geode_jax.learn_forest`; arrays of `dictionary` and `statistics` have a leading axis F. Everything is
     in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64 and R the
-    `noise_root`, (D, D); None is the identity.
+    `noise_root`, (D, D); None is the identity. `dictionary_settings` are those asked for; `found` is what they left
+    open, and why it was chosen.
     """
 
     dictionary: Dictionary
@@ -38,6 +40,7 @@ class Forest(eqx.Module):
     shift: np.ndarray
     scale: np.ndarray
     dictionary_settings: DictionarySettings = eqx.field(static=True)
+    found: Found = eqx.field(static=True)
     noise_root: np.ndarray | None = None
 
     @property
@@ -83,7 +86,8 @@ class Forest(eqx.Module):
             arrays["noise_root"] = self.noise_root
         for part in _PARTS:
             arrays |= {f"{part}.{name}": array for name, array in fields_of(getattr(self, part)).items()}
-        return {"dictionary_settings": encode(self.dictionary_settings)}, arrays
+        header = {"dictionary_settings": encode(self.dictionary_settings), "found": self.found.to_header()}
+        return header, arrays
 
     @staticmethod
     def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "Forest":
@@ -101,5 +105,6 @@ class Forest(eqx.Module):
                 shift=arrays["shift"],
                 scale=arrays["scale"],
                 dictionary_settings=decode(header["dictionary_settings"]),
+                found=Found.from_header(header["found"]),
                 noise_root=arrays.get("noise_root"),
             )

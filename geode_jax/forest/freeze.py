@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.buffers import aligned_zeros, release_free_memory
-from geode_jax.forest.defaults import PARTIAL_CANDIDATES
 from geode_jax.forest.dictionaries import Learned
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows, stack_trees
+from geode_jax.forest.plan import Plan
 from geode_jax.forest.statistics import add_cross_fitted, candidate_statistics, no_statistics, without_folds
-from geode_jax.learning.candidate_search import find_candidates
+from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.candidate_statistics import AnyStatistics, Probe
 from geode_jax.model.dictionary import Dictionary
@@ -19,7 +19,7 @@ from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.statistics import Statistics, padded_size
 from geode_jax.model.tree import trees_from_masks
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.view import as_array, taken
+from geode_jax.rows.view import taken
 
 # Rows are kept at all nodes, to see what their candidates leave out, within this many bytes.
 PROBE_BYTES = 2**28
@@ -29,7 +29,7 @@ GROUP_COST = 1e8
 
 
 def freeze_forest(
-    learned: Learned, is_observed: np.ndarray | None, folds: np.ndarray | None, num_places: int | None
+    learned: Learned, plan: Plan, num_places: int | None
 ) -> tuple[Dictionary, AnyStatistics, Probe | None]:
     """The dictionaries of all rows, and the complete rows' statistics from those that left them out.
 
@@ -38,19 +38,18 @@ def freeze_forest(
     """
     trees = range(len(learned.partitions))
     dictionary = _frozen(learned)
-    rows = np.arange(learned.x.shape[0]) if is_observed is None else np.flatnonzero(is_observed.all(axis=1))
-    width, num_nodes = learned.settings.num_candidates, dictionary.tree.num_nodes
-    assert width is not None
+    training, rows = learned.training, learned.training.complete
+    width, num_nodes = plan.num_candidates(learned.chosen.rank), dictionary.tree.num_nodes
     num_places = num_places or padded_size(rows.size)
     if width >= num_nodes or rows.size == 0:
-        return dictionary, _at_all_nodes(learned, rows, folds, num_places), None
-    candidates = [_candidates(learned, number, rows, folds, is_observed) for number in trees]
-    per_row = learned.x.dtype.itemsize * len(trees) * num_nodes * dictionary.max_rank
+        return dictionary, _at_all_nodes(learned, rows, num_places), None
+    candidates = [_candidates(learned, number, rows, width) for number in trees]
+    per_row = training.x.dtype.itemsize * len(trees) * num_nodes * dictionary.max_rank
     num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
     sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
-    probed = _at_all_nodes(learned, rows[sample], folds, num_probes)
+    probed = _at_all_nodes(learned, rows[sample], num_probes)
     release_free_memory()
-    statistics = candidate_statistics(learned.x, rows, folds, learned.subspaces, candidates, num_places)
+    statistics = candidate_statistics(training, rows, learned.subspaces, candidates, num_places)
     chosen = np.stack([nodes[sample] for nodes in candidates])
     is_candidate = np.swapaxes((chosen[..., None] == np.arange(num_nodes)).any(axis=2), 1, 2)
     return dictionary, statistics, Probe(probed.residual, probed.squared, jnp.asarray(is_candidate))
@@ -63,73 +62,73 @@ def _frozen(learned: Learned) -> Dictionary:
     return freeze(learned.partitions, learned.subspaces if learned.whole is None else learned.whole, ranks)
 
 
-def _at_all_nodes(learned: Learned, rows: np.ndarray, folds: np.ndarray | None, num_places: int) -> Statistics:
-    x = taken(learned.x, rows)
-    own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
+def _at_all_nodes(learned: Learned, rows: np.ndarray, num_places: int) -> Statistics:
+    training = learned.training
+    x = taken(training.x, rows)
+    own = np.zeros(rows.size, dtype=int) if training.folds is None else training.folds[rows]
     num_nodes, rank = len(learned.partitions[0].cells), learned.subspaces[0].bases.shape[3]
     shape = len(learned.partitions), num_nodes, num_places, rank
     statistics = no_statistics(shape, rows.size, x.dtype)
     for number, subspaces in enumerate(learned.subspaces):
-        centres, bases = without_folds(subspaces, folds)
-        of_fold = [np.flatnonzero(own == fold) for fold in range(centres.shape[0])]
-        statistics = add_cross_fitted(statistics, number, centres, bases, x, of_fold)
+        dictionary = without_folds(subspaces, training.folds)
+        of_fold = [np.flatnonzero(own == fold) for fold in range(dictionary[0].shape[0])]
+        statistics = add_cross_fitted(statistics, number, dictionary, x, of_fold)
     return statistics
 
 
-def _candidates(
-    learned: Learned, number: int, rows: np.ndarray, folds: np.ndarray | None, is_observed: np.ndarray | None
-) -> np.ndarray:
-    """The nodes of every row, (rows, width), best first; a tree with fewer is filled up with the number of nodes."""
-    width, num_nodes = learned.settings.num_candidates, len(learned.partitions[number].cells)
-    assert width is not None
-    candidates = np.full((rows.size, width), num_nodes, np.int32)
+def _candidates(learned: Learned, number: int, rows: np.ndarray, width: int) -> np.ndarray:
+    """The nodes of every row, (rows, width), ascending; a tree with fewer is filled up with the number of nodes."""
     partition, subspaces = learned.partitions[number], learned.subspaces[number]
-    found = find_candidates(learned.x, rows, partition, subspaces, folds, width, is_observed)
+    candidates = np.full((rows.size, width), len(partition.cells), np.int32)
+    found = search_candidates(learned.training, rows, partition, subspaces, width)
     candidates[:, : found.shape[1]] = found
     return candidates
 
 
-def partial_rows(learned: Learned, is_observed: np.ndarray, folds: np.ndarray | None) -> PartialRows:
-    """What the sampler needs of the rows with missing features, on every tree."""
-    x = as_array(learned.x)  # of rows with missing features no view was made
-    rows = np.flatnonzero(~is_observed.all(axis=1))
-    settings = learned.settings.missing_rows
+def freeze_partial_rows(learned: Learned, plan: Plan) -> PartialRows | None:
+    """What the sampler needs of the rows with missing features, on every tree; None where there are none."""
+    training = learned.training
+    if training.is_observed is None:
+        return None
+    rows = training.partial
     pairs = list(zip(learned.partitions, learned.subspaces, strict=True))
-    width = min(settings.num_candidates or PARTIAL_CANDIDATES, *(partition.is_present.sum() for partition, _ in pairs))
-    candidates = [find_candidates(x, rows, *pair, folds, width, is_observed) for pair in pairs]
-    own = np.zeros(rows.size, dtype=int) if folds is None else folds[rows]
-    grouping = group_rows(is_observed[rows], own, 1)
-    num_groups = settings.num_groups
+    width = min(plan.partial_candidates, *(partition.is_present.sum() for partition, _ in pairs))
+    candidates = [search_candidates(training, rows, *pair, width) for pair in pairs]
+    own = np.zeros(rows.size, dtype=int) if training.folds is None else training.folds[rows]
+    block = training.taken(rows)._replace(folds=own)
+    grouping = group_rows(block.mask, own, 1)
+    num_groups = plan.request.missing_rows.num_groups
     if num_groups is None:
         rank = learned.subspaces[0].bases.shape[3]
         matrices = grouping.num_matrices * width
         num_groups = int(np.clip(np.ceil(matrices * rank**3 / GROUP_COST), 1, 4))
-    grouping = group_rows(is_observed[rows], own, min(num_groups, rows.size))
+    grouping = group_rows(block.mask, own, min(num_groups, rows.size))
     reduced = [
-        reduce_rows(*without_folds(subspaces, folds), x[rows], is_observed[rows], own, nodes, grouping)
+        reduce_rows(without_folds(subspaces, training.folds), block, nodes, grouping)
         for (_, subspaces), nodes in zip(pairs, candidates, strict=True)
     ]
     return stack_trees(reduced)
 
 
 def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: list[np.ndarray]) -> Dictionary:
-    """A forest's dictionaries of all rows, from each tree's first group; nodes keep at most `max_ranks` directions."""
-    arrays: tuple[np.ndarray, np.ndarray] | None = None
-    ranks = []
+    """A forest's dictionaries of all rows, each tree's first holdout; nodes keep at most `max_ranks` directions."""
     learned = iter(trees)
+    found = next(learned)
+    if len(partitions) == found.bases.shape[0] == 1:
+        arrays = found.centres, found.bases  # with many features these are as large as the data
+    else:
+        shape = len(partitions), *found.bases.shape[1:]
+        arrays = aligned_zeros(shape[:-1], found.bases.dtype), aligned_zeros(shape, found.bases.dtype)
+    ranks: list[np.ndarray] = []
     for number, most in enumerate(max_ranks):
-        found = next(learned)
-        if arrays is None and len(partitions) == found.bases.shape[0] == 1:
-            arrays = found.centres, found.bases  # with many features these are as large as the data
-        elif arrays is None:
-            shape = len(partitions), *found.bases.shape[1:]
-            arrays = aligned_zeros(shape[:-1], found.bases.dtype), aligned_zeros(shape, found.bases.dtype)
+        if number > 0:
+            del found  # before the next is learned
+            found = next(learned)
         ranks.append(np.minimum(found.ranks, most))
         has_direction = np.arange(found.bases.shape[3]) < ranks[-1][:, None, None]
         arrays[0][number] = found.centres[0]
         np.multiply(found.bases[0], has_direction, out=arrays[1][number])
-        del found  # before the next is learned, which zip would hold it beyond
-    assert arrays is not None
+    del found
     next(learned, None)  # at its end it lets go of what it learned from
     return Dictionary(
         tree=trees_from_masks(np.stack([partition.is_present for partition in partitions])),

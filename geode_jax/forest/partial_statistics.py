@@ -11,6 +11,8 @@ from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._typing import Array
 from geode_jax.math.lowrank import masked_gram, missing_root, observe
 from geode_jax.model.partial_statistics import PartialRows
+from geode_jax.rows.training import Training
+from geode_jax.rows.view import as_array
 
 # Rows of one node that are reduced at once: two sizes, for every one is compiled.
 _SMALL_CHUNK, _LARGE_CHUNK = 8, 64
@@ -49,20 +51,19 @@ _gram, _root, _observe = jax.jit(masked_gram), jax.jit(missing_root), jax.jit(ob
 
 @one_blas_thread()
 def reduce_rows(
-    centres: np.ndarray,
-    bases: np.ndarray,
-    x: np.ndarray,
-    is_observed: np.ndarray,
-    folds: np.ndarray,
+    dictionary: tuple[np.ndarray, np.ndarray],
+    rows: Training,
     candidates: np.ndarray,
     grouping: Grouping,
     *,
     with_root: bool = True,
 ) -> PartialRows:
-    """Statistics of rows x, (n_m, D), at their `candidates`, (n_m, M), from the dictionaries that left them out.
+    """Statistics of rows with missing features at their `candidates`, (n_m, M), under the `dictionary` of their fold.
 
-    `centres` (G, K, D) and `bases` (G, K, D, d) are those of the folds. What `x` holds at missing entries is ignored.
+    Its centres are (H, K, D) and bases (H, K, D, d). What the rows hold at missing entries is ignored.
     """
+    centres, bases = dictionary
+    x, is_observed, folds = as_array(rows.x), rows.mask, rows.own_folds
     num_nodes, rank = centres.shape[1], bases.shape[3]
     places, shape = grouping.rows, candidates.shape
     vectors = np.zeros((3, *shape, rank), x.dtype)
@@ -144,11 +145,10 @@ def stack_trees(trees: list[PartialRows]) -> PartialRows:
         def pad(table: Array) -> Array:
             return jnp.pad(table, ((0, 0), (0, most - table.shape[1])) + ((0, 0),) * (table.ndim - 2), mode="edge")
 
-        return eqx.tree_at(lambda it: (it.entry_node, it.gram, it.root), tree, tuple(map(pad, _tables(tree))))
+        return eqx.tree_at(_tables, tree, jax.tree.map(pad, _tables(tree)))
 
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(padded(tree) for tree in trees))
 
 
-def _tables(tree: PartialRows) -> tuple[Array, Array, Array]:
-    assert tree.root is not None
+def _tables(tree: PartialRows) -> tuple[Array, Array, Array | None]:
     return tree.entry_node, tree.gram, tree.root

@@ -14,6 +14,7 @@ from geode_jax.learning.evidence import statistics_at_node
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out
 from geode_jax.model.statistics import Statistics, padded_size, project_all
+from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows
 
 # Statistics that are found at once, before they are put in their places.
@@ -32,27 +33,27 @@ def no_statistics(shape: tuple[int, int, int, int], num_rows: int, dtype: DTypeL
 def add_cross_fitted(
     statistics: Statistics,
     number: int,
-    centres: np.ndarray,
-    bases: np.ndarray,
+    dictionary: tuple[np.ndarray, np.ndarray],
     x: Rows,
     rows_of_fold: list[np.ndarray],
 ) -> Statistics:
     """The statistics of a forest with those of one more tree, each row's from the dictionary that left its fold out.
 
-    `centres` (G, K, D), `bases` (G, K, D, d): the dictionary without each of G folds. Rows keep their order. The
-    forest's arrays are given up: they are the largest of all, and are written where they lie, for some rows at a time,
-    so that little else is held beside them. All such blocks have one length, so that one compilation serves all.
+    `dictionary`: centres (H, K, D) and bases (H, K, D, d) without each of H folds. Rows keep their order. The forest's
+    arrays are given up: they are the largest of all, and are written in place, for some rows at a time, so that little
+    else is held beside them. All such blocks have one length, so that one compilation serves all.
     """
+    centres, bases = dictionary
     longest = padded_size(max(1, *(rows.size for rows in rows_of_fold)))
     numbers = max(centres.shape[1] * (bases.shape[3] + 1), FEATURE_NUMBERS * x.shape[1])
     fitting = BLOCK_BYTES // (x.dtype.itemsize * numbers)
     size = min(longest, 2 ** max(fitting.bit_length() - 1, 6))
     residual, squared = statistics.residual, statistics.squared
     for fold, rows in enumerate(rows_of_fold):
-        dictionary = jnp.asarray(centres[fold]), jnp.asarray(bases[fold])
+        own = jnp.asarray(centres[fold]), jnp.asarray(bases[fold])
         for start in range(0, rows.size, size):
             block = np.resize(rows[start : start + size], size)  # repeats its own rows: the same is written twice
-            found = project_all(*dictionary, jnp.asarray(x[block]))
+            found = project_all(*own, jnp.asarray(x[block]))
             residual, squared = _placed(residual, squared, *found, jnp.asarray(number), jnp.asarray(block))
     return Statistics(residual, squared, statistics.num_rows)
 
@@ -72,25 +73,20 @@ def _placed(
 
 
 def candidate_statistics(
-    x: Rows,
-    rows: np.ndarray,
-    folds: np.ndarray | None,
-    trees: list[Subspaces],
-    candidates: list[np.ndarray],
-    num_places: int,
+    training: Training, rows: np.ndarray, trees: list[Subspaces], candidates: list[np.ndarray], num_places: int
 ) -> CandidateStatistics:
-    """Statistics of the given rows of x at their `candidates` in every tree, (n, M) ascending and padded with K.
+    """Statistics of the given complete rows at their `candidates` in every tree, (n, M) ascending and padded with K.
 
     From the dictionaries that left a row's fold out; rows keep their order, in one group. Trees are along a leading
     axis. They are written where they stay: beside the data these are the largest arrays of a fit.
     """
-    num_nodes, rank = trees[0].bases.shape[1], trees[0].bases.shape[3]
+    num_nodes, rank, dtype = trees[0].bases.shape[1], trees[0].bases.shape[3], training.x.dtype
     num_rows, width = candidates[0].shape
     node = np.full((len(trees), width, num_places), num_nodes, np.int32)
     node[:, :, :num_rows] = np.swapaxes(np.stack(candidates), 1, 2)
     layouts = [lay_out(nodes, num_nodes, 1) for nodes in node]
     shape = (len(trees), *layouts[0].row.shape)
-    residual, squared = aligned_zeros(shape, x.dtype), aligned_zeros((*shape, rank), x.dtype)
+    residual, squared = aligned_zeros(shape, dtype), aligned_zeros((*shape, rank), dtype)
 
     def learn(pair: tuple[int, int]) -> None:
         tree, number = pair
@@ -101,7 +97,7 @@ def candidate_statistics(
             members = layout.row[0, here]
             members = rows[members[members >= 0]]
             here = slice(here.start, here.start + members.size)
-            found = statistics_at_node(x, members, folds, trees[tree], number)
+            found = statistics_at_node(training, members, trees[tree], number)
             residual[tree, 0, here], squared[tree, 0, here] = found
 
     each(learn, itertools.product(range(len(trees)), range(num_nodes)))

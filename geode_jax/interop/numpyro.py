@@ -16,15 +16,16 @@ from numpyro.util import is_prng_key
 
 from geode_jax._checks import check_instance, check_integer
 from geode_jax._typing import Array, Float, Int, KeyArray
+from geode_jax.fitting.stages import posterior_of
 from geode_jax.forest.forest import Forest
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
+from geode_jax.gibbs.run import Samples
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.model.dictionary import coloured
 from geode_jax.model.draw import Draw
 from geode_jax.model.problem import Problem
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.density import log_density_by_tree
-from geode_jax.predict.held_out import lost_mass
 from geode_jax.predict.rows import DENSITY_DRAWS
 from geode_jax.predict.samples import sample_rows
 from geode_jax.settings import Prior, SamplerSettings
@@ -136,29 +137,18 @@ class GeodeKernel(MCMCKernel):
         draws = jax.tree.map(np.asarray, draws)
         tallies = jax.tree.map(np.asarray, mcmc.last_state.chain.adaptation)
         axis = 0 if mcmc.num_chains > 1 else None
-        posterior = Posterior(
-            dictionary=self.forest.dictionary,
-            draws=draws,
-            adaptation=jax.tree.map(
-                lambda leaf: leaf[:, None] if axis is None else np.swapaxes(leaf, 0, 1),
-                tallies,
-            ),
-            shift=self.forest.shift,
-            scale=self.forest.scale,
-            noise_root=self.forest.noise_root,
-            dictionary_settings=self.forest.dictionary_settings,
-            prior=self._prior,
-            sampler_settings=SamplerSettings(
-                num_warmup=mcmc.num_warmup,
-                num_samples=draws.log_joint.shape[2],
-                num_chains=mcmc.num_chains,
-                thinning=mcmc.thinning,
-                shrinkage=self._sampler.shrinkage,
-                membership=self._sampler.membership,
-                adaptation=self._sampler.adaptation,
-            ),
+        adaptation = jax.tree.map(
+            lambda leaf: leaf[:, None] if axis is None else np.swapaxes(leaf, 0, 1),
+            tallies,
         )
-        return dataclasses.replace(posterior, lost_mass=lost_mass(self.forest, posterior))
+        settings = dataclasses.replace(
+            self._sampler,
+            num_warmup=mcmc.num_warmup,
+            num_samples=draws.log_joint.shape[2],
+            num_chains=mcmc.num_chains,
+            thinning=mcmc.thinning,
+        )
+        return posterior_of(self.forest, Samples(draws, adaptation), self._prior, settings)
 
     def _problem(self, model_args: tuple[Any, ...]) -> Problem:
         return check_instance(model_args[0], "problem", Problem) if model_args else self.problem

@@ -8,43 +8,44 @@ own probabilities do not say how much is lost: that is measured on the posterior
 import numpy as np
 
 from geode_jax._runtime.threads import each
-from geode_jax.learning.evidence import QuickMixture, cell_mixture, statistics_at_node
+from geode_jax.learning.evidence import HeldOut, QuickMixture, cell_mixture, statistics_at_node
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.view import Rows
+from geode_jax.rows.training import Training
 
 # Rows that go down the tree together: enough for matrix products at deep nodes, few enough for their indices, and for
 # a copy of their features.
 _BLOCK, _BLOCK_NUMBERS = 2**14, 2**22
 
 
-def find_candidates(
-    x: Rows,
-    rows: np.ndarray,
-    partition: Partition,
-    subspaces: Subspaces,
-    folds: np.ndarray | None,
-    width: int,
-    is_observed: np.ndarray | None = None,
+def search_candidates(
+    training: Training, rows: np.ndarray, partition: Partition, subspaces: Subspaces, width: int
 ) -> np.ndarray:
-    """The best `width` nodes of the given rows of x, ascending, (rows.size, width); of fewer present ones all.
+    """The best `width` nodes of the given rows, ascending, (rows.size, width); of fewer present ones all.
 
     By cross-fitted statistics, from all features or those that are observed.
     """
-    mixture = cell_mixture(x, partition, subspaces, folds, is_observed)
+    mixture = cell_mixture(training, partition, subspaces)
     width = min(width, mixture.nodes.size)
     place = np.full(len(partition.cells), -1)
     place[mixture.nodes] = np.arange(mixture.nodes.size)
+    num_features = training.x.shape[1]
 
     def search(block: np.ndarray) -> np.ndarray:
-        own, own_folds = x[block], None if folds is None else folds[block]
-        seen = None if is_observed is None else is_observed[block]
-        count = np.full(1, x.shape[1]) if seen is None else seen.sum(axis=1)
+        own = Training(
+            training.x[block],
+            num_features,
+            None if training.folds is None else training.folds[block],
+            None if training.is_observed is None else training.is_observed[block],
+        )
+        count = np.full(block.size, num_features) if own.is_observed is None else own.is_observed.sum(axis=1)
 
         def score(node: int, members: np.ndarray) -> np.ndarray:
-            residual, squared = statistics_at_node(own, members, own_folds, subspaces, node, seen)
-            observed = count if seen is None else count[members]
-            return _only(mixture, place[node]).log_densities(residual[None], squared[None], observed, x.shape[1])[0]
+            residual, squared = statistics_at_node(own, members, subspaces, node)
+            alone = _only(mixture, place[node])
+            observed = count[:1] if own.is_observed is None else count[members]
+            there = HeldOut(alone.nodes, residual[None], squared[None], alone.has_direction, observed, num_features)
+            return alone.log_densities(there)[0]
 
         found = np.zeros((block.size, 0), dtype=np.int32)
         scores = np.zeros((block.size, 0))
@@ -68,16 +69,14 @@ def find_candidates(
     # neighbours search together: they go to the same nodes, and lie side by side in memory
     order = np.argsort(_leaf_order(partition)[rows], kind="stable")
     found = np.empty((rows.size, width), dtype=np.int32)
-    size = min(_BLOCK, max(1, _BLOCK_NUMBERS // x.shape[1]))
+    size = min(_BLOCK, max(1, _BLOCK_NUMBERS // num_features))
     found[order] = np.concatenate(each(search, np.array_split(rows[order], -(-rows.size // size))))
     return found
 
 
 def _leaf_order(partition: Partition) -> np.ndarray:
     """For every row, where its leaf stands among all from left to right, (n,)."""
-    root = partition.cells[0]
-    assert root is not None
-    place = np.zeros(root.size, dtype=int)
+    place = np.zeros(partition.cell(0).size, dtype=int)
     for node, rows in enumerate(partition.cells):
         if rows is not None:  # children after their parents
             scale = (node + 1).bit_length() - 1

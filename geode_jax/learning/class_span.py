@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from geode_jax.learning.subspaces import learn_subspaces
+from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.partition.metis import Partition
 
 # Rows per direction below which directions are not known well enough to drop what is outside.
@@ -40,7 +40,7 @@ def learn_reduction(x: np.ndarray, rank: int, seed: int) -> Reduction | None:
     num_rows, num_features = x.shape
     if 2 * rank > num_features or num_rows < ROWS_PER_DIRECTION * rank:
         return None
-    found = learn_subspaces(x, Partition(0, (np.arange(num_rows),)), rank, None, seed)
+    found = learn_subspaces(x, Partition(0, (np.arange(num_rows),)), SubspaceOptions(rank, seed), None)
     if found.ranks[0] < rank:
         return None
     origin, basis = found.centres[0, 0], found.bases[0, 0]

@@ -15,7 +15,7 @@ from geode_jax._runtime.threads import each
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
-from geode_jax.rows.view import Rows, taken
+from geode_jax.rows.training import Training
 
 NUM_STEPS = 25
 # Rows beyond this many are left out of the fit, not of the dictionary.
@@ -28,6 +28,22 @@ PRIOR_ROWS = 3.0
 WIDEST = 4096
 
 
+class HeldOut(NamedTuple):
+    """Statistics of m rows at the present `nodes` (K',), from dictionaries that have not seen them.
+
+    `residual` (K', m): squared distance from the subspace. `squared` (K', m, d): squared coordinates.
+    `has_direction` (K', d): directions that a node has. `num_observed`, (m,): features that a row shows, of
+    `num_features`.
+    """
+
+    nodes: np.ndarray
+    residual: np.ndarray
+    squared: np.ndarray
+    has_direction: np.ndarray
+    num_observed: np.ndarray
+    num_features: int
+
+
 class QuickMixture(NamedTuple):
     """Parameters at the present `nodes`: log weights and noise variances (K',), variances along directions (K', d)."""
 
@@ -37,36 +53,46 @@ class QuickMixture(NamedTuple):
     variance: np.ndarray
     has_direction: np.ndarray
 
-    def log_densities(
-        self, residual: np.ndarray, squared: np.ndarray, num_observed: np.ndarray, num_features: int
-    ) -> np.ndarray:
-        """``log pi + log N`` of rows at the nodes, (K', n), from their statistics there."""
+    def log_densities(self, rows: HeldOut) -> np.ndarray:
+        """``log pi + log N`` of rows at the nodes, (K', m), from their statistics there."""
         ratio = np.where(self.has_direction, self.variance / self.noise[:, None], 1.0)
         # a direction is seen through the share of features that is observed
-        counts, which = np.unique(num_observed, return_inverse=True)
-        spread = np.stack([np.log1p((ratio - 1.0) * (count / num_features)).sum(axis=1) for count in counts], axis=1)
-        constant = np.log(2 * np.pi * self.noise)[:, None] * num_observed + spread[:, which]
-        precision = (self.has_direction / self.variance).astype(squared.dtype)  # not a copy of the rows in float64
-        along = np.matmul(squared, precision[:, :, None])[:, :, 0]
-        return self.log_weight[:, None] - 0.5 * (constant + residual / self.noise[:, None] + along)
+        counts, which = np.unique(rows.num_observed, return_inverse=True)
+        spread = np.stack(
+            [np.log1p((ratio - 1.0) * (count / rows.num_features)).sum(axis=1) for count in counts], axis=1
+        )
+        constant = np.log(2 * np.pi * self.noise)[:, None] * rows.num_observed + spread[:, which]
+        precision = (self.has_direction / self.variance).astype(rows.squared.dtype)  # not a copy of the rows in float64
+        along = np.matmul(rows.squared, precision[:, :, None])[:, :, 0]
+        return self.log_weight[:, None] - 0.5 * (constant + rows.residual / self.noise[:, None] + along)
+
+
+class Gain(NamedTuple):
+    """How much better rows are described by one dictionary than by another: log likelihood per row, held out."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, differences: np.ndarray) -> "Gain":
+        """Mean and standard error of differences in log likelihood, (m,)."""
+        return cls(float(differences.mean()), float(differences.std() / np.sqrt(differences.size)))
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is positive by more than two standard errors."""
+        return self.mean > 2.0 * self.error
 
 
 class Evidence(NamedTuple):
-    """What a sample of the rows says of a dictionary: a mixture fitted to their cross-fitted statistics.
-
-    `residual` (K', m), `squared` (K', m, d): the statistics. `num_observed`: features that a row shows, of
-    `num_features`.
-    """
+    """What a sample of the rows says of a dictionary: a mixture fitted to their cross-fitted statistics."""
 
     mixture: QuickMixture
-    residual: np.ndarray
-    squared: np.ndarray
-    num_observed: np.ndarray
-    num_features: int
+    rows: HeldOut
 
     def log_likelihood(self) -> np.ndarray:
         """Log density of every row, (m,)."""
-        return special.logsumexp(self._log_densities(), axis=0)
+        return special.logsumexp(self.mixture.log_densities(self.rows), axis=0)
 
     def needed_rank(self) -> int:
         """Directions per node that the rows tell of, and half as many again: others would be shrunk to the noise.
@@ -74,24 +100,23 @@ class Evidence(NamedTuple):
         Of a growing number of directions, the rest counted as noise, the one with the highest log likelihood less the
         number of variances (Akaike's criterion: the mixture is fitted to the rows that it is judged by).
         """
-        mixture, residual, squared = self.mixture, self.residual, self.squared
-        share = special.softmax(self._log_densities(), axis=0)
-        largest = last = squared.shape[2]
+        rows = self.rows
+        share = special.softmax(self.mixture.log_densities(rows), axis=0)
+        largest = rows.squared.shape[2]
         best, needed = -np.inf, largest
         for rank in reversed(_growing(largest)):
             # what is seen of a direction is in proportion to the features that are
-            residual = residual + squared[..., rank:last].sum(axis=2) * (self.num_observed / self.num_features)
-            squared, last = squared[..., :rank], rank
-            has_direction = mixture.has_direction[:, :rank]
-            sizes = self.num_observed, self.num_features
-            part = _maximise(mixture.nodes, share, residual, squared, has_direction, *sizes)
-            found = special.logsumexp(part.log_densities(residual, squared, *sizes), axis=0).sum() - has_direction.sum()
+            dropped = rows.squared[..., rank:].sum(axis=2) * (rows.num_observed / rows.num_features)
+            rows = rows._replace(
+                residual=rows.residual + dropped,
+                squared=rows.squared[..., :rank],
+                has_direction=rows.has_direction[:, :rank],
+            )
+            log_likelihood = special.logsumexp(_maximise(rows, share).log_densities(rows), axis=0).sum()
+            found = log_likelihood - rows.has_direction.sum()
             if found > best:
                 best, needed = found, rank
         return min(largest, -(-3 * needed // 2))
-
-    def _log_densities(self) -> np.ndarray:
-        return self.mixture.log_densities(self.residual, self.squared, self.num_observed, self.num_features)
 
 
 def _growing(largest: int) -> list[int]:
@@ -102,42 +127,19 @@ def _growing(largest: int) -> list[int]:
     return ranks
 
 
-def cross_fitted_evidence(
-    x: Rows,
-    partition: Partition,
-    subspaces: Subspaces,
-    folds: np.ndarray,
-    is_observed: np.ndarray | None = None,
-    num_features: int | None = None,
-) -> Evidence:
-    """The evidence of (a sample of) the rows that are in a fold, from dictionaries that left their folds out.
-
-    `num_features`: D, where x holds coordinates of rows in fewer dimensions.
-    """
-    rows = judged_rows(folds)
-    seen = None if is_observed is None else is_observed[rows]
-    return evidence_of(taken(x, rows), partition, subspaces, folds, seen, num_features)
+def cross_fitted_evidence(training: Training, partition: Partition, subspaces: Subspaces) -> Evidence:
+    """The evidence of (a sample of) the rows that are in a fold, from dictionaries that left their folds out."""
+    rows = judged_rows(training.own_folds)
+    return evidence_of(training.taken(rows), rows, partition, subspaces)
 
 
-def evidence_of(
-    judged: Rows,
-    partition: Partition,
-    subspaces: Subspaces,
-    folds: np.ndarray,
-    is_observed: np.ndarray | None = None,
-    num_features: int | None = None,
-) -> Evidence:
-    """:func:`cross_fitted_evidence` from the :func:`judged_rows` alone, (m, D), and their mask."""
+def evidence_of(judged: Training, rows: np.ndarray, partition: Partition, subspaces: Subspaces) -> Evidence:
+    """:func:`cross_fitted_evidence` from the judged rows alone; `rows`, (m,), are their numbers in the partition."""
     nodes = np.flatnonzero(partition.is_present)
-    if folds.size > LARGEST_SAMPLE:  # deeper ones have too few rows of the sample to be judged by
+    root = partition.cells[0]
+    if root is not None and root.size > LARGEST_SAMPLE:  # deeper ones have too few rows of the sample to be judged by
         nodes = nodes[_scale_of(nodes) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
-    rows, num_features = judged_rows(folds), num_features or judged.shape[1]
-    return _fit(judged, rows, partition, subspaces, folds[rows], is_observed, num_features, nodes)
-
-
-def is_clear(gain: np.ndarray) -> bool:
-    """Whether a gain in log likelihood, (m,), is positive on average by more than two standard errors."""
-    return bool(gain.mean() > 2.0 * gain.std() / np.sqrt(gain.size))
+    return _fit(judged, rows, partition, subspaces, nodes)
 
 
 def sample_of(rows: np.ndarray) -> np.ndarray:
@@ -150,75 +152,58 @@ def judged_rows(folds: np.ndarray) -> np.ndarray:
     return sample_of(np.flatnonzero(folds >= 0))
 
 
-def fit_quick_mixture(
-    x: Rows, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
-) -> QuickMixture:
-    """The mixture alone; without `folds`, fitted to in-sample statistics."""
+def fit_quick_mixture(training: Training, partition: Partition, subspaces: Subspaces) -> QuickMixture:
+    """The mixture alone; of rows without folds, fitted to in-sample statistics."""
     nodes = np.flatnonzero(partition.is_present)
-    rows = sample_of(np.arange(x.shape[0])) if folds is None else judged_rows(folds)
-    own = None if folds is None else folds[rows]
-    seen = None if is_observed is None else is_observed[rows]
-    return _fit(taken(x, rows), rows, partition, subspaces, own, seen, x.shape[1], nodes).mixture
+    folds = training.folds
+    rows = sample_of(np.arange(training.x.shape[0])) if folds is None else judged_rows(folds)
+    return _fit(training.taken(rows), rows, partition, subspaces, nodes).mixture
 
 
-def _fit(
-    values: Rows,
-    rows: np.ndarray,
-    partition: Partition,
-    subspaces: Subspaces,
-    folds: np.ndarray | None,
-    is_observed: np.ndarray | None,
-    num_features: int,
-    nodes: np.ndarray,
-) -> Evidence:
-    """`values` (m, D), their folds and mask are of the given `rows` of those that the partition is of."""
-    residual, squared = statistics_at(values, np.arange(rows.size), folds, subspaces, nodes, is_observed)
-    ranks = subspaces.ranks[nodes]
-    has_direction = np.arange(squared.shape[2]) < ranks[:, None]
+def _fit(judged: Training, rows: np.ndarray, partition: Partition, subspaces: Subspaces, nodes: np.ndarray) -> Evidence:
+    """By EM from the tree's own cells, at the given nodes."""
+    residual, squared = statistics_at(judged, np.arange(rows.size), subspaces, nodes)
+    seen, num_features = judged.is_observed, judged.num_features
+    held_out = HeldOut(
+        nodes,
+        residual,
+        squared,
+        has_direction=np.arange(squared.shape[2]) < subspaces.ranks[nodes][:, None],
+        num_observed=np.full(rows.size, num_features) if seen is None else seen.sum(axis=1),
+        num_features=num_features,
+    )
     share = np.stack([np.isin(rows, partition.cells[node]) for node in nodes]).astype(np.float64)
     share /= share.sum(axis=0)
-    num_observed = np.full(rows.size, num_features) if is_observed is None else is_observed.sum(axis=1)
     for _ in range(NUM_STEPS):
-        mixture = _maximise(nodes, share, residual, squared, has_direction, num_observed, num_features)
-        share = special.softmax(mixture.log_densities(residual, squared, num_observed, num_features), axis=0)
-    return Evidence(mixture, residual, squared, num_observed, num_features)
+        mixture = _maximise(held_out, share)
+        share = special.softmax(mixture.log_densities(held_out), axis=0)
+    return Evidence(mixture, held_out)
 
 
-def _maximise(
-    nodes: np.ndarray,
-    share: np.ndarray,
-    residual: np.ndarray,
-    squared: np.ndarray,
-    has_direction: np.ndarray,
-    num_observed: np.ndarray,
-    num_features: int,
-) -> QuickMixture:
-    """The mixture whose nodes have the rows by the given shares, (K', n)."""
+def _maximise(rows: HeldOut, share: np.ndarray) -> QuickMixture:
+    """The mixture whose nodes have the rows by the given shares, (K', m)."""
     count = share.sum(axis=1)
-    freedom_per_feature = 1.0 - has_direction.sum(axis=1) / num_features
-    noise = _noise(nodes, (share * residual).sum(axis=1), freedom_per_feature * (share @ num_observed))
-    second = np.matmul(share.astype(squared.dtype)[:, None, :], squared)[:, 0, :]
+    freedom_per_feature = 1.0 - rows.has_direction.sum(axis=1) / rows.num_features
+    freedom = freedom_per_feature * (share @ rows.num_observed)
+    noise = _noise(rows.nodes, (share * rows.residual).sum(axis=1), freedom)
+    second = np.matmul(share.astype(rows.squared.dtype)[:, None, :], rows.squared)[:, 0, :]
     variance = _variance(second, count, noise)
-    log_weight = np.log((count + 0.5) / (share.shape[1] + 0.5 * nodes.size))
-    return QuickMixture(nodes, log_weight, noise, variance, has_direction)
+    log_weight = np.log((count + 0.5) / (share.shape[1] + 0.5 * rows.nodes.size))
+    return QuickMixture(rows.nodes, log_weight, noise, variance, rows.has_direction)
 
 
-def cell_mixture(
-    x: Rows, partition: Partition, subspaces: Subspaces, folds: np.ndarray | None, is_observed: np.ndarray | None
-) -> QuickMixture:
+def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces) -> QuickMixture:
     """The mixture of the tree's own cells, every row counting once at every scale: no EM.
 
     Of a tree with many nodes, the few thousand rows that EM is given here know the deep ones badly; this mixture has
     all rows of a cell (a sample of `LARGEST_SAMPLE` where there are more).
     """
     nodes = np.flatnonzero(partition.is_present)
-    ranks, num_features = subspaces.ranks[nodes], x.shape[1]
+    ranks, num_features, is_observed = subspaces.ranks[nodes], training.x.shape[1], training.is_observed
 
     def moments(node: int) -> tuple[float, np.ndarray, float, int]:
-        cell = partition.cells[node]
-        assert cell is not None
-        rows = sample_of(cell)
-        residual, squared = statistics_at_node(x, rows, folds, subspaces, node, is_observed)
+        rows = sample_of(partition.cell(node))
+        residual, squared = statistics_at_node(training, rows, subspaces, node)
         seen = float(rows.size * num_features if is_observed is None else is_observed[rows].sum())
         return float(residual.sum(dtype=np.float64)), squared.sum(axis=0, dtype=np.float64), seen, rows.size
 
@@ -249,39 +234,31 @@ def _variance(second: np.ndarray, count: np.ndarray, noise: np.ndarray) -> np.nd
 
 
 def statistics_at(
-    x: Rows,
-    rows: np.ndarray,
-    folds: np.ndarray | None,
-    subspaces: Subspaces,
-    nodes: np.ndarray,
-    is_observed: np.ndarray | None = None,
+    training: Training, rows: np.ndarray, subspaces: Subspaces, nodes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Squared residuals (K', m), over the observed features, and squared coordinates (K', m, d) of some rows.
 
-    From the dictionaries without their folds, or without `folds` from that of all rows.
+    From the dictionaries without their folds; of rows without folds from that of all rows.
     """
-    residual = np.zeros((nodes.size, rows.size), dtype=x.dtype)
-    squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=x.dtype)
+    dtype = training.x.dtype
+    residual = np.zeros((nodes.size, rows.size), dtype=dtype)
+    squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=dtype)
     for index, node in enumerate(nodes):
-        residual[index], squared[index] = statistics_at_node(x, rows, folds, subspaces, node, is_observed)
+        residual[index], squared[index] = statistics_at_node(training, rows, subspaces, node)
     return residual, squared
 
 
 def statistics_at_node(
-    x: Rows,
-    rows: np.ndarray,
-    folds: np.ndarray | None,
-    subspaces: Subspaces,
-    node: int,
-    is_observed: np.ndarray | None = None,
+    training: Training, rows: np.ndarray, subspaces: Subspaces, node: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """:func:`statistics_at` one node, (m,) and (m, d)."""
+    x, folds, is_observed = training.x, training.folds, training.is_observed
     residual = np.zeros(rows.size, dtype=x.dtype)
     squared = np.zeros((rows.size, subspaces.bases.shape[3]), dtype=x.dtype)
-    group = np.zeros(rows.size, dtype=int) if folds is None else 1 + folds[rows]
-    for number in np.flatnonzero(np.bincount(group)):
+    holdout = np.zeros(rows.size, dtype=int) if folds is None else 1 + folds[rows]
+    for number in np.flatnonzero(np.bincount(holdout)):
         centre, basis = subspaces.centres[number, node], subspaces.bases[number, node]
-        inside = np.flatnonzero(group == number)
+        inside = np.flatnonzero(holdout == number)
         # blocks of rows: a node may have a good part of them all, and two more arrays as large are needed besides
         for some in slices(inside.size, min(x.shape[1], WIDEST)):
             block = inside[some]

@@ -5,9 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax.learning.evidence import cross_fitted_evidence, judged_rows
-from geode_jax.learning.subspaces import learn_subspaces
+from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.folds import assign_folds, judging_folds
+from geode_jax.rows.folds import assign_folds
+from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, View
 
 # A feature that is nearly one of the directions says nothing of its noise.
@@ -16,6 +17,16 @@ SMALLEST_SHARE = 0.1
 SELDOM = 10
 # Rows whose residuals are enough to know the scales by, to within 1%.
 ENOUGH_ROWS = 10_000
+
+
+class NoiseOptions(NamedTuple):
+    """How noise scales are learned: :class:`geode_jax.FeatureNoise`, the most directions of a cell, and a seed."""
+
+    num_rounds: int
+    num_folds: int
+    floor: float
+    max_rank: int
+    seed: int
 
 
 class FeatureScales(NamedTuple):
@@ -33,42 +44,33 @@ def middle_cells(partition: Partition) -> Partition:
 
 
 def learn_feature_scales(
-    x: Rows,
-    middle: Partition,
-    max_rank: int,
-    is_observed: np.ndarray | None = None,
-    *,
-    num_rounds: int,
-    num_folds: int,
-    floor: float,
-    seed: int,
+    x: Rows, is_observed: np.ndarray | None, cells: Partition, options: NoiseOptions
 ) -> FeatureScales:
-    """Noise scale per feature, with geometric mean 1.
+    """Noise scale of every feature of x, (n, D), with geometric mean 1.
 
-    Residuals of every row off the local subspace of its own cell of `middle` (cells side by side, as those of a tree's
-    middle scale), learned without the row's fold.
-    Each round divides the features by the scales found so far, learns the subspaces again, and corrects the scales.
+    From the residuals of every row off the subspace of its own cell, learned without the row's fold. The `cells` stand
+    side by side, as those of a tree's middle scale do. Each round divides the features by the scales found so far,
+    learns the subspaces again, and corrects the scales.
 
     How many directions are signal is not known here. With too few, signal is taken for noise (digits want half of their
     64 features, and lose 3 nats with a tenth); with too many, little is left to estimate the noise from. So three
-    numbers are tried, and equal scales too, and the cross-fitted likelihood of the middle scale's cells decides. Beyond
-    half of the features the residual says what is left of a feature, not how noisy it is. Entries that were filled,
-    where `is_observed` is False, count for nothing.
+    numbers are tried, and equal scales too, and the cross-fitted likelihood of the cells decides. Beyond half of the
+    features the residual says what is left of a feature, not how noisy it is. Entries that were filled, where
+    `is_observed` is False, count for nothing.
     """
-    folds = judging_folds(assign_folds(x.shape[0], num_folds, np.random.default_rng(seed)), ENOUGH_ROWS)
-    largest = min(max_rank, max(1, x.shape[1] // 2))
+    num_rows, num_features = x.shape
+    folds = assign_folds(num_rows, options.num_folds, np.random.default_rng(options.seed))
+    training = Training(x, num_features, folds, is_observed).judging(ENOUGH_ROWS)
+    largest = min(options.max_rank, max(1, num_features // 2))
     ranks = dict.fromkeys(max(1, largest // part) for part in (1, 4, 16))
-    candidates = [np.ones(x.shape[1])]
-    candidates += [
-        _scales_off_subspaces(x, middle, folds, is_observed, rank, num_rounds, floor, seed) for rank in ranks
-    ]
-
-    rows = judged_rows(folds)
+    candidates = [np.ones(num_features)]
+    candidates += [_scales_off_subspaces(training, cells, rank, options) for rank in ranks]
+    rows = judged_rows(training.own_folds)
 
     def held_out(scales: np.ndarray) -> FeatureScales:
-        scaled = View(x, scales)
-        subspaces = learn_subspaces(scaled, middle, max_rank, folds, seed)
-        log_density = cross_fitted_evidence(scaled, middle, subspaces, folds, is_observed).log_likelihood()
+        scaled = training._replace(x=View(x, scales))
+        subspaces = learn_subspaces(scaled.x, cells, SubspaceOptions(options.max_rank, options.seed), training.folds)
+        log_density = cross_fitted_evidence(scaled, cells, subspaces).log_likelihood()
         # the logs of all scales add up to 0, those of a row's observed features need not
         jacobian = 0.0 if is_observed is None else is_observed[rows] @ np.log(scales)
         return FeatureScales(scales, log_density - jacobian, rows)
@@ -76,31 +78,23 @@ def learn_feature_scales(
     return max(map(held_out, candidates), key=lambda found: float(found.log_density.mean()))
 
 
-def _scales_off_subspaces(
-    x: Rows,
-    cells: Partition,
-    folds: np.ndarray,
-    is_observed: np.ndarray | None,
-    rank: int,
-    num_rounds: int,
-    floor: float,
-    seed: int,
-) -> np.ndarray:
+def _scales_off_subspaces(training: Training, cells: Partition, rank: int, options: NoiseOptions) -> np.ndarray:
     """Noise scales where `rank` directions are signal."""
-    scales = np.ones(x.shape[1])
-    for _ in range(num_rounds):
-        moments = _residual_moments(View(x, scales), cells, folds, is_observed, rank, seed)
+    scales = np.ones(training.num_features)
+    for _ in range(options.num_rounds):
+        scaled = training._replace(x=View(training.x, scales))
+        moments = _residual_moments(scaled, cells, SubspaceOptions(rank, options.seed))
         residual = np.sqrt(moments.mean_square)
         if not residual.mean() > 0.0:  # no noise at all: nothing to tell the features apart by
             break
         updated = scales * residual
-        logs = np.log(np.maximum(updated, floor * updated.mean()))
-        scales = np.exp(_drawn_together(logs - logs.mean(), 0.25 * moments.log_variance))
+        logs = np.log(np.maximum(updated, options.floor * updated.mean()))
+        scales = np.exp(_shrunk(logs - logs.mean(), 0.25 * moments.log_variance))
     return scales / np.exp(np.mean(np.log(scales)))
 
 
-def _drawn_together(logs: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Log scales with mean 0, each drawn to 0 by as much of their spread as is the error of its estimate.
+def _shrunk(logs: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Log scales with mean 0, each shrunk to 0 by the share of their spread that is the error of its estimate.
 
     Features whose noise is the same should not pay for a scale each: n rows tell a scale to within a share of
     ``(2 n)^-1/2``, which costs ``1/2n`` nats of held-out density per feature. Empirical Bayes with Morris's factor
@@ -120,19 +114,18 @@ class _Moments(NamedTuple):
     log_variance: np.ndarray
 
 
-def _residual_moments(
-    x: Rows, cells: Partition, folds: np.ndarray, is_observed: np.ndarray | None, max_rank: int, seed: int
-) -> _Moments:
+def _residual_moments(training: Training, cells: Partition, options: SubspaceOptions) -> _Moments:
     """Moments of the held-out residuals of rows in a fold, as the noise alone would have them.
 
     Off a subspace the noise of feature j keeps the share ``1 - h_j`` of its variance, with ``h_j`` the squared norm of
     the feature's row of the basis (its leverage): without that correction features on which directions lean look less
     noisy than they are, and what is noise there looks like signal.
     """
-    subspaces = learn_subspaces(x, cells, max_rank, folds, seed)
+    x, folds, is_observed = training.x, training.own_folds, training.is_observed
+    subspaces = learn_subspaces(x, cells, options, folds)
     second, fourth = np.zeros(x.shape[1]), np.zeros(x.shape[1])
-    for node, rows in enumerate(cells.cells):
-        assert rows is not None
+    for node in range(len(cells.cells)):
+        rows = cells.cell(node)
         for fold in range(subspaces.centres.shape[0] - 1):
             inside = rows[folds[rows] == fold]
             centred = x[inside] - subspaces.centres[1 + fold, node]

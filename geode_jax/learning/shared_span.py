@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax._runtime.buffers import aligned_zeros
-from geode_jax.learning.evidence import Evidence, cross_fitted_evidence, is_clear
-from geode_jax.learning.subspaces import Subspaces, join_groups, learn_subspaces
+from geode_jax.learning.evidence import Evidence, Gain, cross_fitted_evidence
+from geode_jax.learning.subspaces import SubspaceOptions, Subspaces, join_holdouts, learn_subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
-from geode_jax.rows.completed import Completed
-from geode_jax.rows.folds import LeftOut, each_fold, kept_rows
+from geode_jax.rows.folds import Holdout, each_fold, kept_rows
+from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows
 
 # A span is looked for up to this many directions; beyond, nodes learn theirs in R^D.
@@ -34,31 +34,32 @@ class Span(NamedTuple):
 
 
 def learn_span(
-    x: Rows, folds: np.ndarray | None, seed: int, left_out: LeftOut | None = None, max_rank: int = LARGEST_SPAN
+    x: Rows, folds: np.ndarray | None, seed: int, holdouts: list[Holdout] | None = None, max_rank: int = LARGEST_SPAN
 ) -> Span:
     """The leading directions of the whole data, `max_rank` or as many as there are."""
     num_rows = x.shape[0] if folds is None else x.shape[0] - int(np.bincount(folds[folds >= 0]).max())
-    rank = min(max_rank, x.shape[1], num_rows - 1)
-    found = learn_subspaces(x, Partition(0, (np.arange(x.shape[0]),)), rank, folds, seed, left_out=left_out)
+    options = SubspaceOptions(min(max_rank, x.shape[1], num_rows - 1), seed)
+    found = learn_subspaces(x, Partition(0, (np.arange(x.shape[0]),)), options, folds, holdouts)
     return Span(found.centres[:, 0], found.bases[:, 0, :, : found.ranks[0]])
 
 
-def learn_whole_span(completed: Completed, folds: np.ndarray | None, seed: int, max_rank: int = LARGEST_SPAN) -> Span:
+def learn_whole_span(training: Training, seed: int, max_rank: int = LARGEST_SPAN) -> Span:
     """:func:`learn_span` of rows that may have been filled."""
-    parts = [learn_span(x, folds, seed, some, max_rank) for x, some in completed.each(each_fold(folds))]
+    folds = training.folds
+    parts = [learn_span(x, folds, seed, some, max_rank) for x, some in training.each(each_fold(folds))]
     rank = min(part.bases.shape[2] for part in parts)
     return Span(*(np.concatenate(leaves) for leaves in zip(*(part.leading(rank) for part in parts), strict=True)))
 
 
-def span_rank(completed: Completed, span: Span, folds: np.ndarray, num_features: int) -> int:
+def span_rank(training: Training, span: Span) -> int:
     """Rank at which probabilistic PCA, fitted without each fold, describes that fold best; at least 1."""
-    x = completed.x
+    x, folds, num_features = training.x, training.own_folds, training.num_features
     ranks = np.arange(1, min(span.bases.shape[2], num_features - 1) + 1)
     cost = np.zeros(ranks.size)
     for fold in range(span.centres.shape[0] - 1):
         is_out = folds == fold
         inside, total_inside = _mean_squares(
-            completed.without_fold(fold), ~is_out, span.centres[1 + fold], span.bases[1 + fold]
+            training.without_fold(fold), ~is_out, span.centres[1 + fold], span.bases[1 + fold]
         )
         outside, total_outside = _mean_squares(x, is_out, span.centres[1 + fold], span.bases[1 + fold])
         # few rows lie wholly in as many directions: what is left of them there is rounding
@@ -92,32 +93,31 @@ def learn_subspaces_in_span(
     x: Rows,
     span: Span,
     partition: Partition,
-    max_rank: int,
+    options: SubspaceOptions,
     folds: np.ndarray | None,
-    seed: int,
-    parent_rows: float = 0.0,
-    left_out: LeftOut | None = None,
+    holdouts: list[Holdout] | None = None,
 ) -> Subspaces:
     """Centres and bases of every cell, all within the span: learned in its coordinates and carried back.
 
-    `left_out` are the folds that the groups of the span do not see.
+    `holdouts` are those of the span.
     """
-    left_out = each_fold(folds) if left_out is None else left_out
-    num_groups, num_features, rank = span.bases.shape
-    num_nodes, num_directions = len(partition.cells), min(max_rank, rank)
-    centres = aligned_zeros((num_groups, num_nodes, num_features), x.dtype)
-    bases = aligned_zeros((num_groups, num_nodes, num_features, num_directions), x.dtype)
-    ranks = np.full((num_groups, num_nodes), 0, dtype=np.int32)
-    for group, (centre, basis, without) in enumerate(zip(span.centres, span.bases, left_out, strict=True)):
+    holdouts = each_fold(folds) if holdouts is None else holdouts
+    num_holdouts, num_features, rank = span.bases.shape
+    num_nodes, num_directions = len(partition.cells), min(options.max_rank, rank)
+    options = options._replace(max_rank=num_directions)
+    centres = aligned_zeros((num_holdouts, num_nodes, num_features), x.dtype)
+    bases = aligned_zeros((num_holdouts, num_nodes, num_features, num_directions), x.dtype)
+    ranks = np.full((num_holdouts, num_nodes), 0, dtype=np.int32)
+    for number, (centre, basis, holdout) in enumerate(zip(span.centres, span.bases, holdouts, strict=True)):
         coordinates = _coordinates(x, centre, basis)
-        cells = tuple(None if rows is None else rows[kept_rows(rows, folds, [without])[0]] for rows in partition.cells)
+        cells = tuple(None if rows is None else rows[kept_rows(rows, folds, [holdout])[0]] for rows in partition.cells)
         cells = tuple(_at_least_one(rows, whole) for rows, whole in zip(cells, partition.cells, strict=True))
-        found = learn_subspaces(coordinates, Partition(partition.depth, cells), num_directions, None, seed, parent_rows)
+        found = learn_subspaces(coordinates, Partition(partition.depth, cells), options, None)
         present = np.flatnonzero(partition.is_present)
-        centres[group, present] = centre + found.centres[0, present] @ basis.T
+        centres[number, present] = centre + found.centres[0, present] @ basis.T
         for node in present:  # all at once would be another copy of the largest array
-            np.matmul(basis, found.bases[0, node], out=bases[group, node])
-        ranks[group] = found.ranks
+            np.matmul(basis, found.bases[0, node], out=bases[number, node])
+        ranks[number] = found.ranks
     smallest = ranks.min(axis=0)
     bases *= (np.arange(num_directions) < smallest[:, None])[:, None, :]
     return Subspaces(centres, bases, smallest)
@@ -129,67 +129,60 @@ def _at_least_one(rows: np.ndarray | None, whole: np.ndarray | None) -> np.ndarr
 
 
 def learn_dictionaries(
-    completed: Completed,
-    partition: Partition,
-    max_rank: int,
-    folds: np.ndarray | None,
-    seed: int,
-    parent_rows: float,
-    span: Span | None = None,
+    training: Training, partition: Partition, options: SubspaceOptions, span: Span | None = None
 ) -> Subspaces:
     """A tree's dictionaries of all rows and without each fold, within the span if there is one."""
-    parts, done = [], 0
-    for x, some in completed.each(each_fold(folds)):
+    parts, done, folds = [], 0, training.folds
+    for x, some in training.each(each_fold(folds)):
         if span is None:
-            found = learn_subspaces(x, partition, max_rank, folds, seed, parent_rows, some)
+            found = learn_subspaces(x, partition, options, folds, some)
         else:
             own = Span(*(leaf[done : done + len(some)] for leaf in span))
-            found = learn_subspaces_in_span(x, own, partition, max_rank, folds, seed, parent_rows, some)
+            found = learn_subspaces_in_span(x, own, partition, options, folds, some)
         parts.append(found)
         done += len(some)
-    return join_groups(parts)
+    return join_holdouts(parts)
 
 
-class ChosenSpan(NamedTuple):
-    """A span, what the rows say of one tree's dictionary in it, and its gain per row over none."""
+class SpanTrial(NamedTuple):
+    """A span that was tried, what the rows say of one tree's dictionary in it, and its gain over none.
+
+    `is_taken`: whether the gain is clear.
+    """
 
     span: Span
     evidence: Evidence
-    gain: float
+    gain: Gain
+    is_taken: bool
+
+    @property
+    def rank(self) -> int:
+        """Directions of the span."""
+        return self.span.bases.shape[2]
 
 
-def choose_span(
-    completed: Completed,
-    partition: Partition,
-    max_rank: int,
-    folds: np.ndarray,
-    seed: int,
-    without: np.ndarray,
-    parent_rows: float = 0.0,
-    is_observed: np.ndarray | None = None,
-    num_features: int | None = None,
-) -> ChosenSpan | None:
-    """The span with which one tree's dictionary describes held-out rows best; None where it is no span.
+def try_spans(
+    training: Training, partition: Partition, options: SubspaceOptions, without: np.ndarray
+) -> SpanTrial | None:
+    """The span with which one tree's dictionary describes held-out rows best, or the first where none clearly gains.
 
-    `without`: log likelihood of the rows by the tree's dictionary in R^D, which a span has to gain on.
-    Candidates are the rank of the whole data as one Gaussian and its doubles, up to half of the features. A span is
-    taken only where it gains two standard errors, and a larger one where it gains as many on the smaller: where cells
-    bend away from the common directions it loses much (Frey faces), where they do not it gains
-    (`python -m benchmarks.choices` and `benchmarks.swiss_roll`).
-    `num_features`: D, where the rows are coordinates in fewer dimensions.
+    None where no span has few enough directions. `without`: log likelihood of the rows by the tree's dictionary in R^D.
+    Candidates are the rank of the whole data as one Gaussian and its doubles, up to half of the features. A larger one
+    has to gain two standard errors on the smaller.
     """
-    x, num_features = completed.x, num_features or completed.x.shape[1]
-    whole = learn_whole_span(completed, folds, seed)
-    if min(whole.bases.shape[2], num_features - 1) < 1:
+    whole = learn_whole_span(training, options.seed)
+    if min(whole.bases.shape[2], training.num_features - 1) < 1:
         return None
-    rank, best_gain = span_rank(completed, whole, folds, num_features), np.zeros(1)
-    best: ChosenSpan | None = None
-    while rank < whole.bases.shape[2] and 2 * rank <= num_features:
+    rank, best_gain = span_rank(training, whole), np.zeros(1)
+    best: SpanTrial | None = None
+    while rank < whole.bases.shape[2] and 2 * rank <= training.num_features:
         span = whole.leading(rank)
-        found = learn_dictionaries(completed, partition, max_rank, folds, seed, parent_rows, span)
-        evidence = cross_fitted_evidence(x, partition, found, folds, is_observed, num_features)
+        found = learn_dictionaries(training, partition, options, span)
+        evidence = cross_fitted_evidence(training, partition, found)
         gain = evidence.log_likelihood() - without
-        if is_clear(gain - best_gain):
-            best, best_gain = ChosenSpan(span, evidence, float(gain.mean())), gain
+        is_better = Gain.of(gain - best_gain).is_clear
+        if best is None or is_better:
+            best = SpanTrial(span, evidence, Gain.of(gain), is_better)
+        best_gain = gain if is_better else best_gain
         rank *= 2
     return best

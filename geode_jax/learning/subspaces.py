@@ -16,7 +16,7 @@ from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax._runtime.threads import each
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
-from geode_jax.rows.folds import LeftOut, each_fold, kept_rows
+from geode_jax.rows.folds import Holdout, each_fold, kept_rows
 from geode_jax.rows.view import Rows
 
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
@@ -24,11 +24,23 @@ from geode_jax.rows.view import Rows
 EXACT_MAX_SIDE = 1500
 
 
-class Subspaces(NamedTuple):
-    """Dictionaries of one partition: ``centres`` (G, K, D) and ``bases`` (G, K, D, d) with orthonormal columns.
+class SubspaceOptions(NamedTuple):
+    """How the subspaces of a partition's cells are learned.
 
-    Unless other folds were left out, G = 1 + num_folds: entry 0 is learned from all rows, entry 1 + f without fold f.
-    Columns beyond `ranks` (K,), and everything at absent nodes, are zero.
+    `max_rank`: directions per cell. `seed`: of the randomised SVD of large cells. `parent_rows`: how many rows the
+    parent's covariance counts for in a cell's.
+    """
+
+    max_rank: int
+    seed: int
+    parent_rows: float = 0.0
+
+
+class Subspaces(NamedTuple):
+    """Dictionaries of one partition: ``centres`` (H, K, D) and ``bases`` (H, K, D, d) with orthonormal columns.
+
+    One for each of H holdouts; if not said otherwise H = 1 + num_folds: entry 0 is learned from all rows, entry 1 + f
+    without fold f. Columns beyond `ranks` (K,), and everything at absent nodes, are zero.
     """
 
     centres: np.ndarray
@@ -36,8 +48,8 @@ class Subspaces(NamedTuple):
     ranks: np.ndarray
 
 
-def join_groups(parts: Sequence[Subspaces]) -> Subspaces:
-    """Groups that were learned one by one; directions that one of them did not find are dropped."""
+def join_holdouts(parts: Sequence[Subspaces]) -> Subspaces:
+    """Holdouts that were learned one by one; directions that one of them did not find are dropped."""
     if len(parts) == 1:  # no copy
         return parts[0]
     ranks = np.min([part.ranks for part in parts], axis=0)
@@ -53,29 +65,28 @@ class Spectrum(NamedTuple):
     variances: np.ndarray
 
 
-LearnGroup: TypeAlias = Callable[[np.ndarray, Spectrum], tuple[np.ndarray, Spectrum]]
+LearnCell: TypeAlias = Callable[[np.ndarray, Spectrum], tuple[np.ndarray, Spectrum]]
 
 
 def learn_subspaces(
     x: Rows,
     partition: Partition,
-    max_rank: int,
+    options: SubspaceOptions,
     folds: np.ndarray | None,
-    seed: int,
-    parent_rows: float = 0.0,
-    left_out: LeftOut | None = None,
+    holdouts: list[Holdout] | None = None,
 ) -> Subspaces:
-    """Learn every present cell's centre and basis without the folds `left_out`: None is none, and each alone.
+    """Learn every present cell's centre and basis under each of the `holdouts`; None is no fold, and each alone.
 
     The covariance of a cell of n rows is ``(n own + parent_rows parent's) / (n + parent_rows)``, from the root down.
     """
-    left_out = each_fold(folds) if left_out is None else left_out
-    num_groups = len(left_out)
+    holdouts = each_fold(folds) if holdouts is None else holdouts
+    max_rank, seed, parent_rows = options
+    num_holdouts = len(holdouts)
     num_nodes, num_features = len(partition.cells), x.shape[1]
-    centres = aligned_zeros((num_groups, num_nodes, num_features), x.dtype)
-    bases = aligned_zeros((num_groups, num_nodes, num_features, max_rank), x.dtype)
+    centres = aligned_zeros((num_holdouts, num_nodes, num_features), x.dtype)
+    bases = aligned_zeros((num_holdouts, num_nodes, num_features, max_rank), x.dtype)
     ranks = np.zeros(num_nodes, dtype=np.int32)
-    variances = np.zeros((num_groups, num_nodes, max_rank))
+    variances = np.zeros((num_holdouts, num_nodes, max_rank))
     # What the rows of a cell and of those it inherits from span. Beyond, directions are rounding, and in coordinates of
     # the row space those are the ones that rows left out have to themselves.
     spanned = np.zeros(num_nodes, dtype=np.int32)
@@ -83,7 +94,7 @@ def learn_subspaces(
     def learn(node: int) -> None:
         rows = partition.cells[node]
         assert rows is not None
-        kept = kept_rows(rows, folds, left_out)
+        kept = kept_rows(rows, folds, holdouts)
         fewest = min(int(mask.sum()) for mask in kept)
         if fewest < 2:
             # Some fold holds (almost) the whole cell: that fold's dictionary has nothing to learn from here.
@@ -92,23 +103,23 @@ def learn_subspaces(
         parent = (node - 1) // 2
         inherited = int(ranks[parent]) if parent_rows > 0.0 and node > 0 else 0
         prior = [
-            Spectrum(bases[group, parent, :, :inherited], parent_rows * variances[group, parent, :inherited])
-            for group in range(num_groups)
+            Spectrum(bases[out, parent, :, :inherited], parent_rows * variances[out, parent, :inherited])
+            for out in range(num_holdouts)
         ]
         spanned[node] = spanned[parent] if inherited else fewest - 1
         most = min(max_rank, num_features, fewest - 1 + inherited, spanned[node])
-        learn_group = _cell_subspaces(x, rows, most, seed + node)
+        learn_cell = _cell_subspaces(x, rows, most, seed + node)
 
-        def learn_without(group: int) -> int:
-            centre, scatter = learn_group(kept[group], prior[group])
+        def learn_without(out: int) -> int:
+            centre, scatter = learn_cell(kept[out], prior[out])
             rank = scatter.variances.size
-            centres[group, node] = centre
-            bases[group, node, :, :rank] = scatter.directions
-            weight = kept[group].sum() + (parent_rows if inherited else 0.0)
-            variances[group, node, :rank] = scatter.variances / weight
+            centres[out, node] = centre
+            bases[out, node, :, :rank] = scatter.directions
+            weight = kept[out].sum() + (parent_rows if inherited else 0.0)
+            variances[out, node, :rank] = scatter.variances / weight
             return rank
 
-        found = each(learn_without, range(num_groups))
+        found = each(learn_without, range(num_holdouts))
         rank = ranks[node] = min(found)
         if rank < max(found):
             bases[:, node, :, rank:], variances[:, node, rank:] = 0.0, 0.0
@@ -123,7 +134,7 @@ def _centres_with_fallback(cell: np.ndarray, kept: list[np.ndarray]) -> np.ndarr
     return np.stack([cell[mask].mean(axis=0) if mask.any() else cell.mean(axis=0) for mask in kept])
 
 
-def _cell_subspaces(x: Rows, rows: np.ndarray, rank: int, seed: int) -> LearnGroup:
+def _cell_subspaces(x: Rows, rows: np.ndarray, rank: int, seed: int) -> LearnCell:
     """Finds the centre of a cell's rows under a mask, and the leading `rank` or fewer of their scatter plus a prior's.
 
     What it finds for one mask it need not hold for the next.
@@ -151,7 +162,7 @@ def _randomised(
     return centre, Spectrum(right[useful].T, np.square(singular[useful], dtype=np.float64))
 
 
-def _by_moments(x: Rows, rows: np.ndarray, rank: int) -> LearnGroup:
+def _by_moments(x: Rows, rows: np.ndarray, rank: int) -> LearnCell:
     """Eigenvectors of the second-moment matrix; a fold's is the whole one less the fold's own."""
     tolerance = _Tolerance.of(x, rows)
     origin = _mean(x, rows)
@@ -188,7 +199,7 @@ def _moments(x: Rows, rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray,
     return first, second
 
 
-def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> LearnGroup:
+def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> LearnCell:
     """Eigenvectors of the inner products of the rows, taken once for all folds."""
     tolerance = _Tolerance.of(x, rows)
     origin = _mean(x, rows)

@@ -5,13 +5,14 @@ may be in millimetres beside percents, and only the largest would be seen. Held-
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from geode_jax.learning.evidence import is_clear
+from geode_jax.learning.evidence import Gain
 from geode_jax.learning.feature_noise import FeatureScales, middle_cells
 from geode_jax.learning.soft_impute import fill_low_rank
-from geode_jax.partition.metis import Partition, default_depth, partition_rows
+from geode_jax.partition.metis import Partition, TreeOptions, default_depth, partition_rows
 from geode_jax.partition.neighbours import neighbour_graph
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.view import Rows, View, as_array
@@ -24,26 +25,33 @@ LEAST_GAIN = 0.1
 SMALL_RATIO = 2.0
 
 
+class UnitsTrial(NamedTuple):
+    """Divisors of the features, (D,): all 1, or their deviations.
+
+    `gain` of the deviations per row of the sample; None where they hardly differ, and nothing was tried.
+    """
+
+    divisors: np.ndarray
+    gain: Gain | None
+
+
 def choose_units(
     x: Rows,
-    learn_scales: Callable[[np.ndarray, Partition, np.ndarray | None], FeatureScales],
-    *,
+    learn_scales: Callable[[np.ndarray, np.ndarray | None, Partition], FeatureScales],
+    tree: TreeOptions,
     max_rank: int,
-    num_neighbors: int,
-    depth: int,
-    min_cell_size: int,
     seed: int,
-) -> np.ndarray:
+) -> UnitsTrial:
     """Divisors of the features of x, (n, D) with NaN where missing, column means near 0: all 1, or their deviations.
 
     Both are tried on a sample of rows and features: a tree is grown, noise scales are learned on top (`learn_scales`,
-    of rows, cells, and which entries were not filled), and the deviations have to be much better by the held-out
+    of rows, which entries were not filled, and cells), and the deviations have to be much better by the held-out
     density of the rows, the Jacobian included.
     """
     ones = np.ones(x.shape[1])
     deviations = _deviations(x)
     if deviations.max() < SMALL_RATIO * deviations.min():
-        return ones
+        return UnitsTrial(ones, None)
     rng = np.random.default_rng(seed)
     features = np.sort(rng.permutation(x.shape[1])[:MOST_FEATURES])
     rows = np.sort(rng.permutation(x.shape[0])[:LARGEST_SAMPLE])
@@ -51,20 +59,21 @@ def choose_units(
     sample = sample[~np.isnan(sample).all(axis=1)]
     is_observed = ~np.isnan(sample)
     num_rows = sample.shape[0]
-    fewest = min(min_cell_size, max(2, num_rows // 4))
-    depth = min(depth, default_depth(num_rows, 2 * fewest))
+    fewest = min(tree.min_cell_size, max(2, num_rows // 4))
+    depth = min(tree.depth, default_depth(num_rows, 2 * fewest))
 
     def held_out(units: np.ndarray) -> np.ndarray:
         scaled = as_array(View(sample, units))
         seen = None if is_observed.all() else is_observed
         filled = scaled if seen is None else fill_low_rank(scaled, seen, max_rank, seed)
-        graph = neighbour_graph(filled, num_neighbors, seed)
+        graph = neighbour_graph(filled, tree.num_neighbors, seed)
         cells = middle_cells(partition_rows(filled, graph, depth, fewest, seed))
-        found = learn_scales(filled, cells, seen)
+        found = learn_scales(filled, seen, cells)
         return found.log_density - is_observed[found.rows] @ np.log(units)
 
-    gain = held_out(deviations[features]) - held_out(ones[features])
-    return deviations if is_clear(gain) and gain.mean() > LEAST_GAIN * features.size else ones
+    gain = Gain.of(held_out(deviations[features]) - held_out(ones[features]))
+    is_taken = gain.is_clear and gain.mean > LEAST_GAIN * features.size
+    return UnitsTrial(deviations if is_taken else ones, gain)
 
 
 def _deviations(x: Rows) -> np.ndarray:

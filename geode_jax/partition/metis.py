@@ -17,6 +17,14 @@ from geode_jax.rows.blocks import slices
 from geode_jax.rows.view import Rows
 
 
+class TreeOptions(NamedTuple):
+    """How a tree is grown: neighbours per row in the graph, scales below the root, and rows of the smallest cell."""
+
+    num_neighbors: int
+    depth: int
+    min_cell_size: int
+
+
 class Partition(NamedTuple):
     """A complete binary tree in heap order: ``cells[k]`` are the rows of node k, None where k is absent.
 
@@ -25,6 +33,13 @@ class Partition(NamedTuple):
 
     depth: int
     cells: tuple[np.ndarray | None, ...]
+
+    def cell(self, node: int) -> np.ndarray:
+        """Rows of a present node."""
+        rows = self.cells[node]
+        if rows is None:
+            raise ValueError(f"node {node} is absent")
+        return rows
 
     @property
     def is_present(self) -> np.ndarray:

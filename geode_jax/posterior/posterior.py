@@ -12,6 +12,7 @@ from geode_jax._files.archive import decode, encode, fields_of, read_archive, wi
 from geode_jax._typing import Array, Float, precision_of
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Adaptation, Draw
+from geode_jax.model.found import Found
 from geode_jax.model.tree import trees_from_masks
 from geode_jax.rows.frame import Frame
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
@@ -27,7 +28,8 @@ class Posterior(eqx.Module):
     Made by :func:`geode_jax.fit`. Arrays of `draws` have axes (trees F, chains C, draws T, ...); `dictionary` has a
     leading axis F. Everything is in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of
     shape (D,) in float64 and R the symmetric `noise_root`, (D, D), of determinant 1: over their scales the features
-    have noise of covariance ``sigma2 R R``. None is the identity. `lost_mass`, (F,): mean posterior probability that a
+    have noise of covariance ``sigma2 R R``. None is the identity. `dictionary_settings` are those asked for; `found` is
+    what they left open, and why it was chosen. `lost_mass`, (F,): mean posterior probability that a
     complete training row is at none of its candidate nodes (``DictionarySettings.num_candidates``), None where rows may
     be at any node.
     """
@@ -40,6 +42,7 @@ class Posterior(eqx.Module):
     dictionary_settings: DictionarySettings = eqx.field(static=True)
     prior: Prior = eqx.field(static=True)
     sampler_settings: SamplerSettings = eqx.field(static=True)
+    found: Found = eqx.field(static=True)
     noise_root: np.ndarray | None = None
     lost_mass: np.ndarray | None = None
 
@@ -171,6 +174,7 @@ class Posterior(eqx.Module):
             "format": _FORMAT,
             "version": _FORMAT_VERSION,
             "dictionary_settings": encode(self.dictionary_settings),
+            "found": self.found.to_header(),
             "prior": encode(self.prior),
             "sampler_settings": encode(self.sampler_settings),
         }
@@ -194,6 +198,7 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
             shift=arrays["shift"],
             scale=arrays["scale"],
             dictionary_settings=decode(header["dictionary_settings"]),
+            found=_found(header, arrays),
             prior=decode(header["prior"]),
             sampler_settings=decode(header["sampler_settings"]),
             noise_root=arrays.get("noise_root"),
@@ -201,6 +206,16 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
         )
     _check_shapes(posterior)
     return posterior
+
+
+def _found(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Found:
+    """What stage one found; files of the first format told it through the settings."""
+    if "found" in header:
+        return Found.from_header(header["found"])
+    settings = decode(header["dictionary_settings"])
+    span, num_nodes = settings.shared_span, arrays["tree.is_present"].shape[-1]
+    rank = arrays["dictionary.bases"].shape[-1]
+    return Found(rank, None if span is None else span.rank, settings.num_candidates or num_nodes)
 
 
 def _check_shapes(posterior: Posterior) -> None:

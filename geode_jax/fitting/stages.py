@@ -1,0 +1,125 @@
+"""What all fits share: their arguments, their two stages, what an interruption means, and what they return."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from geode_jax._checks import check_dtype, check_instance, check_mesh
+from geode_jax._files.checkpoint import Checkpoint, open_checkpoint
+from geode_jax._runtime.progress import Show
+from geode_jax._runtime.warning import warn_user
+from geode_jax._typing import KeyArray
+from geode_jax.forest.forest import Forest
+from geode_jax.gibbs.run import Interrupted, Samples, run_chains
+from geode_jax.gibbs.sharding import CHAINS, ROWS, TREES
+from geode_jax.model.statistics import ROW_BLOCKS
+from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.held_out import lost_mass
+from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
+
+
+class Request(NamedTuple):
+    """Arguments of a fit, checked; see :func:`geode_jax.fit` for what they mean."""
+
+    dictionary: DictionarySettings
+    prior: Prior
+    sampler: SamplerSettings
+    dtype: np.dtype
+    progress: bool
+    checkpoint: Any
+    mesh: Mesh | None
+
+    @classmethod
+    def checked(cls, **given: Any) -> Self:
+        """From the arguments as given. Raises TypeError or ValueError naming the argument."""
+        dictionary = check_instance(given["dictionary"], "dictionary", (DictionarySettings, None))
+        return cls.for_trees(None, **{**given, "dictionary": dictionary or DictionarySettings()})
+
+    @classmethod
+    def for_trees(cls, num_trees: int | None, **given: Any) -> Self:
+        """Where the trees are there already, so many of them."""
+        dictionary = given["dictionary"]
+        sampler = check_instance(given["sampler"], "sampler", (SamplerSettings, None)) or SamplerSettings()
+        trees = dictionary.num_trees if num_trees is None else num_trees
+        mesh = check_mesh(given["mesh"], {TREES: trees, CHAINS: sampler.num_chains, ROWS: ROW_BLOCKS})
+        return cls(
+            dictionary=dictionary,
+            prior=check_instance(given["prior"], "prior", (Prior, None)) or Prior(),
+            sampler=sampler,
+            dtype=check_dtype(given["dtype"]),
+            progress=given["progress"],
+            checkpoint=given["checkpoint"],
+            mesh=mesh,
+        )
+
+    def open_checkpoint(self, key: KeyArray, arrays: list[np.ndarray]) -> Checkpoint | None:
+        """The folder of the unfinished fit of these arrays; None without one."""
+        settings = [self.dictionary, self.prior, self.sampler, self.dtype.name]
+        return open_checkpoint(self.checkpoint, key, arrays, settings)
+
+
+def kept_forest(kept: Checkpoint | None, grow: Callable[[], Forest]) -> Forest:
+    """The forest of a checkpoint, or a new one, which it then keeps."""
+    found = kept and kept.read("forest")
+    if found:
+        return Forest.from_archive(*found)
+    forest = grow()
+    if kept is not None:
+        kept.write("forest", *forest.to_archive())
+    return forest
+
+
+def sample_forests(
+    key: KeyArray,
+    forests: list[Forest],
+    request: Request,
+    show: Show,
+    kept: Checkpoint | None,
+    is_last: bool = True,
+) -> list[Samples]:
+    """Draws of every forest, all of one shape, from one run of the sampler.
+
+    Interrupted by Ctrl-C after warm-up it returns the draws there are, with a warning, if `is_last`: others of the same
+    fit would have none.
+    """
+    problems = [forest.problem(request.prior, request.sampler) for forest in forests]
+    together = problems[0] if len(problems) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *problems)
+
+    def on_segment(done: int, total: int) -> None:
+        show(done / total, f"sweep {done} of {total}")
+
+    try:
+        samples = run_chains(key, together, request.sampler, on_segment, kept, request.mesh)
+    except Interrupted as interruption:
+        if not is_last:
+            raise KeyboardInterrupt from None
+        samples = interruption.samples
+        num_draws = samples.draws.log_joint.shape[2]
+        warn_user(f"interrupted: the posterior has {num_draws} of {request.sampler.num_samples} draws per chain")
+    if len(forests) == 1:
+        return [samples]
+    num_trees = forests[0].num_trees
+    starts = range(0, num_trees * len(forests), num_trees)
+    return [jax.tree.map(lambda leaf, at=start: leaf[at : at + num_trees], samples) for start in starts]
+
+
+def posterior_of(forest: Forest, samples: Samples, prior: Prior, settings: SamplerSettings) -> Posterior:
+    """What a fit returns, from its two stages."""
+    posterior = Posterior(
+        dictionary=forest.dictionary,
+        draws=samples.draws,
+        adaptation=samples.adaptation,
+        shift=forest.shift,
+        scale=forest.scale,
+        dictionary_settings=forest.dictionary_settings,
+        prior=prior,
+        sampler_settings=settings,
+        found=forest.found,
+        noise_root=forest.noise_root,
+    )
+    return dataclasses.replace(posterior, lost_mass=lost_mass(forest, posterior))

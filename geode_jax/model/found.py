@@ -1,0 +1,51 @@
+"""What stage one found: the sizes of a forest, and why they were chosen."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """One choice of stage one.
+
+    `about`: what was to be chosen. `taken`: what was. `why`: the reason, in words. `gain`: how much better rows that
+    were held out are described by what was tried than without it, in nats per row, and `error`: its standard error;
+    None where nothing was tried.
+    """
+
+    about: str
+    taken: str
+    why: str
+    gain: float | None = None
+    error: float | None = None
+
+    def __str__(self) -> str:
+        if self.gain is None or self.error is None:
+            return f"{self.about}: {self.taken} ({self.why})"
+        return f"{self.about}: {self.taken} ({self.why}: {self.gain:+.3g} +- {self.error:.2g} nats per held-out row)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What stage one found where :class:`geode_jax.DictionarySettings` left it open.
+
+    `rank`: directions per node. `span_rank`: directions of the span shared by all nodes; None without one.
+    `num_candidates`: nodes of a tree that a complete row may belong to. `decisions`: what was chosen, and why; none in
+    files of the first format.
+    """
+
+    rank: int
+    span_rank: int | None
+    num_candidates: int
+    decisions: tuple[Decision, ...] = ()
+
+    def to_header(self) -> dict[str, Any]:
+        """For the header of a file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_header`."""
+        decisions = tuple(Decision(**each) for each in header["decisions"])
+        return cls(header["rank"], header["span_rank"], header["num_candidates"], decisions)

@@ -1,0 +1,83 @@
+"""The rows that stage one learns from, with what goes along with them: folds, mask, and how they were filled.
+
+A missing entry is filled from other rows, and depends on them, their noise included. So the rows that a fold's
+dictionary learns from are filled by dictionaries that left that fold out. Otherwise what it says of the fold's rows
+would be too good to be true, and choices made by it would take noise for directions.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from geode_jax.rows.folds import Holdout, judging_folds
+from geode_jax.rows.view import Rows, divide, taken
+
+
+class Training(NamedTuple):
+    """Rows without missing entries.
+
+    - `x`: (n, d'), the rows, or coordinates of them.
+    - `num_features`: D, which is more than d' where `x` holds coordinates.
+    - `folds`: fold of each row, (n,), -1 for a row in none; None where statistics are in sample.
+    - `is_observed`: (n, D), which entries were not filled; None where none were.
+    - `without`: the rows as they were filled without knowing of each fold; None where none were.
+    """
+
+    x: Rows
+    num_features: int
+    folds: np.ndarray | None = None
+    is_observed: np.ndarray | None = None
+    without: list[np.ndarray] | None = None
+
+    @property
+    def own_folds(self) -> np.ndarray:
+        """The folds, of rows that have some."""
+        if self.folds is None:
+            raise ValueError("these rows have no folds")
+        return self.folds
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Which entries were not filled, (n, D)."""
+        if self.is_observed is None:
+            return np.ones((self.x.shape[0], self.num_features), dtype=bool)
+        return self.is_observed
+
+    @property
+    def complete(self) -> np.ndarray:
+        """Indices of the rows that had no missing entry."""
+        return np.arange(self.x.shape[0]) if self.is_observed is None else np.flatnonzero(self.is_observed.all(axis=1))
+
+    @property
+    def partial(self) -> np.ndarray:
+        """Indices of the rows that had missing entries."""
+        return np.arange(0) if self.is_observed is None else np.flatnonzero(~self.is_observed.all(axis=1))
+
+    def taken(self, rows: np.ndarray) -> "Training":
+        """The given rows, ascending, alone; how they were filled without each fold is left out."""
+        return Training(
+            taken(self.x, rows),
+            self.num_features,
+            None if self.folds is None else taken(self.folds, rows),
+            None if self.is_observed is None else taken(self.is_observed, rows),
+        )
+
+    def divided(self, divisors: np.ndarray) -> "Training":
+        """All of them divided, in place if they are arrays."""
+        for rows in self.without or []:
+            divide(rows, divisors)
+        return self._replace(x=divide(self.x, divisors))
+
+    def judging(self, enough: int) -> "Training":
+        """With folds only for `enough` rows: those that choices are judged by."""
+        return self._replace(folds=judging_folds(self.own_folds, enough))
+
+    def each(self, holdouts: list[Holdout]) -> list[tuple[Rows, list[Holdout]]]:
+        """Rows, and the holdouts whose dictionaries learn from them: all from the same where none were filled."""
+        if self.without is None:
+            return [(self.x, holdouts)]
+        return [(self.without[holdout[0]] if holdout else self.x, [holdout]) for holdout in holdouts]
+
+    def without_fold(self, fold: int) -> Rows:
+        """Rows (n, d') of which those outside the fold may be learned from."""
+        return self.x if self.without is None else self.without[fold]
