@@ -116,7 +116,7 @@ def one_more(number: int, depth: int, quick: bool) -> dict[str, Any]:
         "data": "curved",
         "rows": number,
         "depth": own,
-        "candidates": forest.dictionary_settings.num_candidates,
+        "candidates": forest.found.num_candidates,
         "nats": float(geode_jax.log_density(posterior, new).mean()),
         "one Gaussian": float(geode_jax.log_density(one_gaussian, new).mean()),
         "lost mass": lost(posterior),

@@ -20,18 +20,18 @@ from benchmarks.common import load_frey, write_result
 from benchmarks.real_data import patches
 from benchmarks.swiss_roll import make_roll
 from benchmarks.tables import load
-from geode_jax.forest.defaults import resolve
 from geode_jax.forest.feature_scales import noise_scales
+from geode_jax.forest.plan import Plan
 from geode_jax.learning.evidence import cross_fitted_evidence
 from geode_jax.learning.feature_noise import middle_cells
-from geode_jax.learning.noise_covariance import choose_shapes
+from geode_jax.learning.noise_covariance import is_worth_its_cost, try_noise_covariance
 from geode_jax.learning.shared_span import learn_span, learn_subspaces_in_span, span_rank
-from geode_jax.learning.subspaces import learn_subspaces
+from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.partition.metis import Partition, partition_rows
 from geode_jax.partition.neighbours import neighbour_graph
-from geode_jax.rows.completed import Completed
 from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.frame import learn_frame, to_model
+from geode_jax.rows.training import Training
 
 
 def training_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.ndarray]]:
@@ -49,13 +49,13 @@ def training_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.nda
 
 def prepare(rows: np.ndarray) -> tuple[np.ndarray, Partition, int, np.ndarray]:
     """Model coordinates, one tree, the rank, and folds, as stage one makes them."""
-    settings = resolve(geode_jax.DictionarySettings(num_trees=1), *rows.shape)
+    plan = Plan.of(geode_jax.DictionarySettings(num_trees=1), *rows.shape)
     x = to_model(rows, learn_frame(rows), np.dtype(np.float32))
-    graph = neighbour_graph(x, settings.num_neighbors, 0)
-    partition = partition_rows(x, graph, settings.depth, settings.min_cell_size, 0)
-    scales = noise_scales(x, middle_cells(partition), None, settings, 0).scales
+    graph = neighbour_graph(x, plan.tree.num_neighbors, 0)
+    partition = partition_rows(x, graph, plan.tree.depth, plan.tree.min_cell_size, 0)
+    scales = noise_scales(x, None, middle_cells(partition), plan.noise(0))
     x = (x / scales).astype(np.float32)
-    return x, partition, settings.max_rank, assign_folds(len(x), 5, np.random.default_rng(0))
+    return x, partition, plan.max_rank, assign_folds(len(x), 5, np.random.default_rng(0))
 
 
 def held_out(
@@ -63,14 +63,14 @@ def held_out(
     test: np.ndarray,
     quick: bool,
     span: geode_jax.SharedSpan | None = None,
-    shape: geode_jax.NoiseShape | None = None,
+    noise: geode_jax.NoiseCovariance | None = None,
 ) -> np.ndarray:
     """Log densities of the held-out rows under the full model."""
     sweeps = {"num_warmup": 10, "num_samples": 10} if quick else {"num_warmup": 300, "num_samples": 200}
     posterior = geode_jax.fit(
         jax.random.key(0),
         train,
-        dictionary=geode_jax.DictionarySettings(num_trees=2, shared_span=span, noise_shape=shape),
+        dictionary=geode_jax.DictionarySettings(num_trees=2, shared_span=span, noise_covariance=noise),
         sampler=geode_jax.SamplerSettings(**sweeps),
     )
     return geode_jax.log_density(posterior, test)
@@ -102,17 +102,18 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         cut = int(0.8 * len(data))
         x, partition, max_rank, folds = prepare(data[:cut])
         whole = learn_span(x, folds, 0)
-        first = span_rank(Completed(x, None), whole, folds, x.shape[1])
-        own = learn_subspaces(x, partition, max_rank, folds, 0)
-        score = cross_fitted_evidence(x, partition, own, folds).log_likelihood()
+        training, own_options = Training(x, x.shape[1], folds), SubspaceOptions(max_rank, 0)
+        first = span_rank(training, whole)
+        own = learn_subspaces(x, partition, own_options, folds)
+        score = cross_fitted_evidence(training, partition, own).log_likelihood()
         base = held_out(data[:cut], data[cut:], options.quick)
 
-        def record(of: str, gain: np.ndarray, density: np.ndarray, name: str = name, base: np.ndarray = base) -> None:
+        def record(of: str, gain: float, density: np.ndarray, name: str = name, base: np.ndarray = base) -> None:
             truth = density - base
             row = {
                 "data": name,
                 "of": of,
-                "score_gain": float(gain.mean()),
+                "score_gain": gain,
                 "held_out_gain": float(truth.mean()),
                 "held_out_error": float(truth.std() / np.sqrt(truth.size)),
             }
@@ -121,14 +122,16 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
 
         for rank in (first,) if options.quick else (first // 2, first, 2 * first, 4 * first):
             if 0 < rank < whole.bases.shape[2]:
-                found = learn_subspaces_in_span(x, whole.leading(rank), partition, max_rank, folds, 0)
-                gain = cross_fitted_evidence(x, partition, found, folds).log_likelihood() - score
+                found = learn_subspaces_in_span(x, whole.leading(rank), partition, own_options, folds)
+                gain = cross_fitted_evidence(training, partition, found).log_likelihood() - score
                 span = geode_jax.SharedSpan(rank)
-                record(f"a span of {rank}", gain, held_out(data[:cut], data[cut:], options.quick, span=span))
-        chosen = choose_shapes(x, partition, max_rank, folds, 0, score)
-        if chosen is not None:
-            shaped = held_out(data[:cut], data[cut:], options.quick, shape=geode_jax.NoiseShape())
-            record("the shape", np.asarray(chosen.gain), shaped)
+                record(
+                    f"a span of {rank}", float(gain.mean()), held_out(data[:cut], data[cut:], options.quick, span=span)
+                )
+        trial = try_noise_covariance(training, partition, own_options, score)
+        if is_worth_its_cost(trial.gain, x.shape[1]):
+            density = held_out(data[:cut], data[cut:], options.quick, noise=geode_jax.NoiseCovariance())
+            record("a noise covariance", trial.gain.mean, density)
     if not options.quick:
         write_result("choices", {}, rows)
     return rows

@@ -72,8 +72,8 @@ def measure(num_rows: int, num_features: int, settings: geode_jax.DictionarySett
     return {
         "rows": num_rows,
         "features": num_features,
-        "depth": forest.dictionary_settings.depth,
-        "rank": forest.dictionary_settings.max_rank,
+        "depth": forest.dictionary.tree.depth,
+        "rank": forest.found.rank,
         "data MiB": x.nbytes / 2**20,
         "peak over data": used.peak / x.nbytes,
         "kept over data": sum(leaf.nbytes for leaf in kept) / x.nbytes,

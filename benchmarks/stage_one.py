@@ -46,7 +46,7 @@ def variations(name: str, num_rows: int) -> list[dict[str, Any]]:
     found += [{"cross_fit": value and geode_jax.CrossFit(value)} for value in (None, 2, 10)]
     if name == "digits":
         found += [{"cross_fit": geode_jax.CrossFit(num_rows)}]  # one row left out at a time
-    found += [{"feature_noise": None}, {"noise_shape": None}]
+    found += [{"feature_noise": None}, {"noise_covariance": None}]
     found += [{"tau_rate": value} for value in (0.05, 3.0, 10.0, 100.0)]
     return found
 

@@ -85,12 +85,11 @@ def ours(train: np.ndarray, test: np.ndarray, seed: int, name: str, quick: bool)
     shrinkage = geode_jax.PublishedShrinkage() if is_published else geode_jax.ExactShrinkage()
     sampler = geode_jax.SamplerSettings(shrinkage=shrinkage, **sweeps)
     posterior = geode_jax.fit(jax.random.key(seed), train, dictionary=settings, prior=prior, sampler=sampler)
-    span = posterior.dictionary_settings.shared_span
     return {
         "nats": float(geode_jax.log_density(posterior, test).mean()),
         "coverage95": coverage(posterior, test[:200]),
         "dimension": posterior.intrinsic_dimension,
-        "span": None if span is None else span.rank,
+        "span": posterior.found.span_rank,
     }
 
 

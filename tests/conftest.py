@@ -50,7 +50,7 @@ def data():
     return 40.0 + 7.0 * (latent @ rng.normal(size=(3, 6)) + 0.15 * rng.normal(size=(90, 6)))
 
 
-DICTIONARY = DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=10, noise_shape=None)
+DICTIONARY = DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=10, noise_covariance=None)
 SAMPLER = SamplerSettings(num_warmup=40, num_samples=30, num_chains=2, segment_length=10)
 
 

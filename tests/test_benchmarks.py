@@ -46,7 +46,7 @@ from benchmarks.__main__ import experiments
 from benchmarks.__main__ import main as entry_point
 from benchmarks.common import earlier_rows, find_data
 from benchmarks.tables import finished
-from geode_jax import DictionarySettings, NoiseShape, learn_forest
+from geode_jax import DictionarySettings, NoiseCovariance, learn_forest
 from geode_jax.partition.metis import Partition
 
 ROOT = Path(__file__).parent.parent
@@ -366,16 +366,16 @@ def test_a_method_that_is_not_finished_is_left_out():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise_shape", [None, NoiseShape()])
-def test_memory(noise_shape):
+@pytest.mark.parametrize("noise_covariance", [None, NoiseCovariance()])
+def test_memory(noise_covariance):
     """Stage one holds its own copy of the data, and one more, scaled or whitened; the rest is blocks."""
     x = candidates.curved_rows(60_000, 200)
     tracemalloc.start()
-    settings = DictionarySettings(num_trees=1, max_rank=5, depth=3, tree_rows=4000, noise_shape=noise_shape)
+    settings = DictionarySettings(num_trees=1, max_rank=5, depth=3, tree_rows=4000, noise_covariance=noise_covariance)
     forest = learn_forest(jax.random.key(0), x, dictionary=settings)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (forest.noise_root is None) == (noise_shape is None)
+    assert (forest.noise_root is None) == (noise_covariance is None)
     assert peak < 3 * x.nbytes
 
 

@@ -13,18 +13,19 @@ from small import NUM_ROWS, make_dictionary, make_problem
 
 import geode_jax
 from geode_jax._typing import precision_of
-from geode_jax.forest.defaults import resolve
 from geode_jax.forest.forest import Forest
+from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import membership
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
-from geode_jax.learning.candidate_search import find_candidates
-from geode_jax.learning.evidence import cell_mixture, statistics_at
-from geode_jax.learning.subspaces import learn_subspaces
+from geode_jax.learning.candidate_search import search_candidates
+from geode_jax.learning.evidence import HeldOut, cell_mixture, statistics_at
+from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out, regroup
 from geode_jax.partition.metis import partition_rows
 from geode_jax.partition.neighbours import neighbour_graph
 from geode_jax.rows.folds import assign_folds
+from geode_jax.rows.training import Training
 from geode_jax.settings import SliceMembership
 
 FEW = dataclasses.replace(DICTIONARY, num_candidates=4)
@@ -196,12 +197,14 @@ def test_search_finds_the_best_nodes(width):
     x = _curve()
     folds = assign_folds(len(x), 4, np.random.default_rng(0))
     partition = partition_rows(x, neighbour_graph(x, 10, 0), 4, 10, 0)
-    subspaces = learn_subspaces(x, partition, 2, folds, 0)
+    subspaces = learn_subspaces(x, partition, SubspaceOptions(2, 0), folds)
     rows = np.arange(0, len(x), 2)
-    found = find_candidates(x, rows, partition, subspaces, folds, width)
-    mixture = cell_mixture(x, partition, subspaces, folds, None)
-    statistics = statistics_at(x, rows, folds, subspaces, mixture.nodes)
-    scores = mixture.log_densities(*statistics, np.full(rows.size, 10), 10).T
+    training = Training(x, 10, folds)
+    found = search_candidates(training, rows, partition, subspaces, width)
+    mixture = cell_mixture(training, partition, subspaces)
+    statistics = statistics_at(training, rows, subspaces, mixture.nodes)
+    held_out = HeldOut(mixture.nodes, *statistics, mixture.has_direction, np.full(rows.size, 10), 10)
+    scores = mixture.log_densities(held_out).T
     order = mixture.nodes[np.argsort(-scores, axis=1)][:, :width]
     assert found.shape == (rows.size, min(width, mixture.nodes.size))
     assert (np.diff(found, axis=1) > 0).all()
@@ -214,23 +217,26 @@ def test_search_by_what_is_observed():
     x = _curve()
     folds = assign_folds(len(x), 4, np.random.default_rng(0))
     partition = partition_rows(x, neighbour_graph(x, 10, 0), 3, 10, 0)
-    subspaces = learn_subspaces(x, partition, 2, folds, 0)
+    subspaces = learn_subspaces(x, partition, SubspaceOptions(2, 0), folds)
     is_observed = np.ones(x.shape, bool)
     is_observed[::5, 4:] = False
     rows = np.arange(0, len(x), 5)
-    found = find_candidates(x, rows, partition, subspaces, folds, 2, is_observed)
-    whole = find_candidates(x, rows, partition, subspaces, folds, 2)
+    training = Training(x, x.shape[1], folds)
+    found = search_candidates(training._replace(is_observed=is_observed), rows, partition, subspaces, 2)
+    whole = search_candidates(training, rows, partition, subspaces, 2)
     assert 0.5 < (found == whole).mean() < 1.0
 
 
 def test_default_keeps_statistics_within_memory():
-    small = resolve(geode_jax.DictionarySettings(), 1000, 50)
-    assert small.num_candidates == 2 ** (small.depth + 1) - 1
-    large = resolve(geode_jax.DictionarySettings(), 100_000, 784)
-    assert large.depth == 7
-    assert large.num_candidates == 8  # more do not fit at 100 directions
-    assert resolve(geode_jax.DictionarySettings(), 10_000_000, 784).num_candidates == 8
-    assert resolve(geode_jax.DictionarySettings(num_candidates=99), 1000, 50).num_candidates == small.num_candidates
+    def candidates(num_rows, num_features, **settings):
+        plan = Plan.of(geode_jax.DictionarySettings(**settings), num_rows, num_features)
+        return plan.num_candidates(plan.max_rank), plan.tree.depth
+
+    number, depth = candidates(1000, 50)
+    assert number == 2 ** (depth + 1) - 1
+    assert candidates(1000, 50, num_candidates=99)[0] == number
+    assert candidates(100_000, 784) == (8, 7)  # more do not fit at 100 directions
+    assert candidates(10_000_000, 784)[0] == 8
     with pytest.raises(ValueError, match="num_candidates: expected an integer of at least 1, got 0"):
         geode_jax.DictionarySettings(num_candidates=0)
 
@@ -238,11 +244,11 @@ def test_default_keeps_statistics_within_memory():
 def test_default_rank_keeps_matrices_of_partial_rows_within_memory():
     for width in (None, 3):
         settings = geode_jax.DictionarySettings(missing_rows=geode_jax.MissingRows(num_candidates=width))
-        found = resolve(settings, 20_000, 784, num_partial=20_000)
-        bytes_of = 8 * found.num_trees * 20_000 * (width or 6)
+        found = Plan.of(settings, 20_000, 784, num_partial=20_000)
+        bytes_of = 8 * settings.num_trees * 20_000 * (width or 6)
         assert bytes_of * found.max_rank**2 <= 2**32 < bytes_of * (found.max_rank + 1) ** 2
     # a thousand rows: as many as are still quick
     ranks = [
-        resolve(geode_jax.DictionarySettings(), 1000, 560, number).max_rank for number in (0, 100, 500, 1000, 2000)
+        Plan.of(geode_jax.DictionarySettings(), 1000, 560, number).max_rank for number in (0, 100, 500, 1000, 2000)
     ]
     assert ranks == [100, 100, 74, 52, 50]

@@ -101,7 +101,7 @@ _KILLED = """
 import sys, numpy as np, jax, geode_jax
 x = np.load(sys.argv[1])
 sampler = geode_jax.SamplerSettings(num_warmup=40, num_samples=100_000, num_chains=2, segment_length=10)
-dictionary = geode_jax.DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=10, noise_shape=None)
+dictionary = geode_jax.DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=10, noise_covariance=None)
 geode_jax.fit(jax.random.key(1), x, dictionary=dictionary, sampler=sampler, checkpoint=sys.argv[2])
 """
 

@@ -79,8 +79,8 @@ def test_slow_mixing_is_told(clean):
 
 def test_a_rank_that_is_cut_off_is_told(clean):
     cut = eqx.tree_at(lambda it: it.draws.dimension, clean, np.full_like(clean.draws.dimension, 3))
-    settings = dataclasses.replace(cut.dictionary_settings, shared_span=None)  # a span of rank 3 would be the limit
-    cut = dataclasses.replace(cut, dictionary_settings=settings)
+    # a span of rank 3 would be the limit
+    cut = dataclasses.replace(cut, found=dataclasses.replace(cut.found, span_rank=None))
     assert "100% of the rows use all 3 directions" in diagnostics.report(cut)
 
 

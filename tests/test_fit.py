@@ -18,7 +18,7 @@ from scipy import stats
 import geode_jax
 from geode_jax.fitting import memory
 from geode_jax.forest import choices, dictionaries, trees
-from geode_jax.forest.defaults import resolve
+from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import chain as chain_module
 from geode_jax.gibbs import rank
 from geode_jax.model.state import NodeSums
@@ -84,8 +84,8 @@ def test_given_span_of_few_rows(n):
     x = np.random.default_rng(0).normal(size=(n, 12))
     fitted = _tiny(x, shared_span=geode_jax.SharedSpan(3))
     assert np.isfinite(geode_jax.log_density(fitted, x)).all()
-    found = fitted.dictionary_settings.shared_span
-    assert (found is None) if n == 2 else (found.rank <= 3)
+    found = fitted.found.span_rank
+    assert (found is None) if n == 2 else (found <= 3)
 
 
 def test_slice_membership_fits(data):
@@ -393,14 +393,16 @@ def test_non_finite_sampling_is_reported(data, monkeypatch):
 @pytest.mark.parametrize("shape", [(2, 1), (100, 2), (1000, 560), (100_000, 784), (100_000, 20_000)])
 def test_defaults_follow_from_the_shape(shape):
     """Possible ranks and sizes at any shape, and statistics that fit in memory; what was given stays."""
-    found = resolve(geode_jax.DictionarySettings(), *shape)
+    settings = geode_jax.DictionarySettings()
+    found = Plan.of(settings, *shape)
+    num_candidates = found.num_candidates(found.max_rank)
     assert 1 <= found.max_rank <= max(1, min(100, shape[1] - 1, shape[0] - 1))
-    assert 2 <= found.min_cell_size <= 10
-    assert 1 <= found.num_candidates < 2 ** (found.depth + 1)
-    per_node = 4 * found.num_trees * shape[0] * found.max_rank
-    assert found.num_candidates == 8 or per_node * found.num_candidates <= 2**30
+    assert 2 <= found.tree.min_cell_size <= 10
+    assert 1 <= num_candidates < 2 ** (found.tree.depth + 1)
+    per_node = 4 * settings.num_trees * shape[0] * found.max_rank
+    assert num_candidates == 8 or per_node * num_candidates <= 2**30
     assert 8 * per_node <= 2**32
-    assert resolve(geode_jax.DictionarySettings(depth=7), *shape).depth == 7
+    assert Plan.of(geode_jax.DictionarySettings(depth=7), *shape).tree.depth == 7
 
 
 def test_candidates_follow_from_the_rank_that_is_found(monkeypatch):
@@ -409,11 +411,12 @@ def test_candidates_follow_from_the_rank_that_is_found(monkeypatch):
     x = rng.normal(size=(400, 2)) @ rng.normal(size=(2, 50)) + 0.1 * rng.normal(size=(400, 50))
     settings = geode_jax.DictionarySettings(num_trees=2, depth=4)
     for size, expected in ((2**20, 31), (2**13, 8)):
-        monkeypatch.setattr("geode_jax.forest.defaults.CANDIDATE_BYTES", size)
-        assert resolve(settings, *x.shape).num_candidates < 31
+        monkeypatch.setattr("geode_jax.forest.plan.CANDIDATE_BYTES", size)
+        plan = Plan.of(settings, *x.shape)
+        assert plan.num_candidates(plan.max_rank) < 31
         forest = geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings)
         assert forest.dictionary.max_rank < 10
-        assert forest.dictionary_settings.num_candidates == expected
+        assert forest.found.num_candidates == expected
 
 
 @pytest.mark.slow
@@ -426,13 +429,13 @@ def test_two_features():
     dictionary = geode_jax.DictionarySettings(num_trees=1)
     posterior = geode_jax.fit(jax.random.key(0), x[:800], dictionary=dictionary, sampler=sampler)
     assert posterior.dictionary.max_rank == 1
-    assert posterior.dictionary_settings.shared_span is None
+    assert posterior.found.span_rank is None
     assert geode_jax.log_density(posterior, x[800:]).mean() > -2.4  # one Gaussian: -3.4, a mixture by BIC: -2.2
 
 
 def test_memory_that_will_not_suffice(data, monkeypatch):
     """Told before the fit, by the sizes of the arrays that a fit makes."""
-    from_shape = memory.bytes_needed(resolve(DICTIONARY, *data.shape), SAMPLER, *data.shape, 4)
+    from_shape = memory.bytes_needed(Plan.of(DICTIONARY, *data.shape), SAMPLER, 4)
     key_forest, key_sample = jax.random.split(jax.random.key(0))
     forest = geode_jax.learn_forest(key_forest, data, dictionary=DICTIONARY)
     draws = geode_jax.sample_posterior(key_sample, forest, sampler=SAMPLER).draws
@@ -451,7 +454,7 @@ def test_few_rows_in_many_features(span, monkeypatch):
     """Stage one in coordinates of the row space finds what it finds in R^D, and hands on dictionaries of R^D."""
     rng = np.random.default_rng(0)
     x = 3.0 + rng.normal(size=(40, 4)) @ rng.normal(size=(4, 120)) + 0.1 * rng.normal(size=(40, 120))
-    settings = geode_jax.DictionarySettings(num_trees=2, max_rank=3, depth=1, noise_shape=None, shared_span=span)
+    settings = geode_jax.DictionarySettings(num_trees=2, max_rank=3, depth=1, noise_covariance=None, shared_span=span)
 
     def learn():
         return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
@@ -459,16 +462,16 @@ def test_few_rows_in_many_features(span, monkeypatch):
     used = mock.Mock(wraps=row_space.row_coordinates)
     for module in (dictionaries, trees):
         monkeypatch.setattr(module, "row_coordinates", used)
-    chosen = mock.Mock(wraps=choices.choose_span)
-    monkeypatch.setattr(choices, "choose_span", chosen)
+    chosen = mock.Mock(wraps=choices.try_spans)
+    monkeypatch.setattr(choices, "try_spans", chosen)
     found = learn()
     assert used.call_count == 2  # for trees, and divided by the noise scales
-    assert all(call.args[-1] == 120 for call in chosen.call_args_list)  # the noise lives in R^D
+    assert all(call.args[0].num_features == 120 for call in chosen.call_args_list)  # the noise lives in R^D
     for module in (dictionaries, trees):
         monkeypatch.setattr(module, "is_worth", lambda *_: False)
     expected = learn()
     assert used.call_count == 2  # for trees, and divided by the noise scales
-    assert found.dictionary_settings == expected.dictionary_settings
+    assert (found.found.rank, found.found.span_rank) == (expected.found.rank, expected.found.span_rank)
     np.testing.assert_array_equal(found.dictionary.ranks, expected.dictionary.ranks)
     np.testing.assert_allclose(found.statistics.residual, expected.statistics.residual, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(found.statistics.squared, expected.statistics.squared, rtol=1e-6, atol=1e-8)

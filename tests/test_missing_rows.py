@@ -10,12 +10,13 @@ from numpyro.infer import MCMC
 import geode_jax
 from geode_jax._typing import precision_of
 from geode_jax.forest import fill
-from geode_jax.forest.defaults import resolve
+from geode_jax.forest.plan import Plan
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
 from geode_jax.interop.numpyro import GeodeKernel
 from geode_jax.learning.soft_impute import fill_low_rank
 from geode_jax.partition.metis import Partition
+from geode_jax.rows.training import Training
 
 DICTIONARY = geode_jax.DictionarySettings(
     num_trees=2,
@@ -194,13 +195,13 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     filled = fill_low_rank(hidden, is_observed, 3, 0)
     folds = np.arange(len(data)) % 3
     cells = Partition(1, (np.arange(90), np.arange(45), np.arange(45, 90)))
-    settings = resolve(DICTIONARY, *data.shape)
+    plan = Plan.of(DICTIONARY, *data.shape)
     monkeypatch.setattr(fill, "grow_trees", lambda *_: ([cells], np.ones(6)))
-    for name in ("fit_quick_mixture", "find_candidates"):
+    for name in ("fit_quick_mixture", "search_candidates"):
         monkeypatch.setattr(fill, name, _first_result(getattr(fill, name)))
 
     def complete(x):
-        return fill.complete(x, is_observed, settings, folds, [0], lambda *_: None, may_lower_rank=False)
+        return fill.complete(Training(x, 6, folds, is_observed), plan, [0], lambda *_: None)
 
     with precision_of(np.float32):
         moved = np.where((folds == 0)[:, None], filled + 1.0, filled).astype(np.float32)

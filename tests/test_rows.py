@@ -83,9 +83,9 @@ def _curved(num_rows, num_features, seed=0):
 
 CASES = {
     WIDE: ((60, 200), {}),
-    TALL: ((400, 12), {"noise_shape": None}),
+    TALL: ((400, 12), {"noise_covariance": None}),
     PICTURES: ((400, 12), {}),
-    CANDIDATES: ((600, 12), {"num_candidates": 3, "tree_rows": 300, "noise_shape": None}),
+    CANDIDATES: ((600, 12), {"num_candidates": 3, "tree_rows": 300, "noise_covariance": None}),
 }
 
 
@@ -97,9 +97,8 @@ def test_a_mapped_file_is_learned_from_as_an_array_is(case, dtype, tmp_path, mon
     x = _curved(*shape)
     np.save(tmp_path / "rows.npy", x)
     if case == PICTURES:
-        monkeypatch.setattr("geode_jax.learning.noise_covariance.LEAST_GAIN", -np.inf)
-        monkeypatch.setattr("geode_jax.learning.noise_covariance.is_clear", lambda gain: True)
-        monkeypatch.setattr("geode_jax.forest.choices.choose_span", lambda *rest: None)
+        monkeypatch.setattr("geode_jax.forest.choices.is_worth_its_cost", lambda *rest: True)
+        monkeypatch.setattr("geode_jax.forest.choices.try_spans", lambda *rest: None)
     settings = geode_jax.DictionarySettings(num_trees=2, max_rank=4, depth=2, **options)
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     found, expected = (
@@ -116,7 +115,7 @@ def test_room_for_the_rows_of_a_mapped_file(is_mapped, is_missing, tmp_path, mon
     x[::3, 2] = np.nan if is_missing else 100.0
     np.save(tmp_path / "rows.npy", x)
     data = np.load(tmp_path / "rows.npy", mmap_mode="r" if is_mapped else None)
-    settings = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1, noise_shape=None)
+    settings = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1, noise_covariance=None)
     needed = mock.Mock(side_effect=RuntimeError)
     monkeypatch.setattr(single, "warn_if_too_large", needed)
     with pytest.raises(RuntimeError):
@@ -138,7 +137,7 @@ def test_a_mapped_file_with_missing_values(tmp_path):
 def test_a_mapped_file_is_never_copied_whole(tmp_path):
     x = _curved(60_000, 200)
     np.save(tmp_path / "rows.npy", x)
-    settings = geode_jax.DictionarySettings(num_trees=1, max_rank=5, depth=3, tree_rows=4000, noise_shape=None)
+    settings = geode_jax.DictionarySettings(num_trees=1, max_rank=5, depth=3, tree_rows=4000, noise_covariance=None)
     tracemalloc.start()
     geode_jax.learn_forest(jax.random.key(0), np.load(tmp_path / "rows.npy", mmap_mode="r"), dictionary=settings)
     peak = tracemalloc.get_traced_memory()[1]

@@ -25,6 +25,7 @@ from geode_jax.gibbs.sweep import sweep
 from geode_jax.model.joint import log_joint, sample_prior, simulate, simulate_rows
 from geode_jax.model.state import PartialState
 from geode_jax.model.statistics import project
+from geode_jax.rows.training import Training
 
 NUM_DRAWS = 20_000
 NUM_PARTIAL = small.MASK.shape[0]
@@ -229,7 +230,8 @@ def test_reduced_rows_are_those_of_the_observed_features(is_shared):
         centres, bases = (
             np.stack([np.asarray(getattr(d, name)) for d in dictionaries]) for name in ("centres", "bases")
         )
-        rows = reduce_rows(centres, bases, np.where(mask, x, np.nan_to_num(np.inf)), mask, folds, candidates, grouping)
+        training = Training(np.where(mask, x, np.nan_to_num(np.inf)), 5, folds, mask.astype(bool))
+        rows = reduce_rows((centres, bases), training, candidates, grouping)
         assert (rows.entry is None) == (not is_shared)
         assert sorted(grouping.rows[grouping.rows >= 0]) == list(range(num_rows))
         for group, places in enumerate(grouping.rows):

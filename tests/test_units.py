@@ -8,9 +8,10 @@ from sklearn.datasets import load_digits, load_wine
 import geode_jax
 from geode_jax import DictionarySettings
 from geode_jax.fitting.classes import _common_coordinates
-from geode_jax.forest.defaults import resolve
-from geode_jax.forest.feature_scales import units
-from geode_jax.learning.feature_noise import _drawn_together, learn_feature_scales
+from geode_jax.fitting.stages import Request
+from geode_jax.forest.feature_scales import find_units
+from geode_jax.forest.plan import Plan
+from geode_jax.learning.feature_noise import NoiseOptions, _shrunk, learn_feature_scales
 from geode_jax.learning.units import _deviations
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.frame import learn_frame, to_model
@@ -27,7 +28,7 @@ def curve():
 
 def units_of(x, **settings):
     rows = to_model(x, learn_frame(x), np.dtype(np.float32))
-    return units(rows, resolve(DictionarySettings(**settings), *x.shape), 0)
+    return find_units(rows, Plan.of(DictionarySettings(**settings), *x.shape), 0)[0]
 
 
 @pytest.mark.parametrize("is_partial", [False, True])
@@ -72,7 +73,9 @@ def test_units_leave_no_trace_in_the_forest(curve):
 def test_classes_share_units():
     table = load_wine()
     rows_of = [np.flatnonzero(table.target == number) for number in range(3)]
-    frame, _, x = _common_coordinates(table.data, rows_of, DictionarySettings(), np.dtype(np.float32))
+    nothing = dict.fromkeys(("dictionary", "prior", "sampler", "checkpoint", "mesh"))
+    request = Request.checked(dtype="float32", progress=False, **nothing)
+    frame, _, x = _common_coordinates(table.data, rows_of, request)
     np.testing.assert_allclose(x, (table.data - frame.shift) / frame.scale, atol=1e-4)
     assert frame.scale.max() > 300 * frame.scale.min()
     assert x.std(axis=0).max() < 10 * x.std(axis=0).min()
@@ -82,22 +85,23 @@ def test_equal_noise_is_not_paid_for_by_every_feature():
     """Scales differ by a tenth of their sampling error, (2 n)^-1/2; true differences keep nine tenths of theirs."""
     rng = np.random.default_rng(0)
     noise = rng.normal(size=(400, 100))
-    whole, options = Partition(0, (np.arange(400),)), {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
-    equal = learn_feature_scales(noise, whole, 2, **options).scales
+    whole = Partition(0, (np.arange(400),))
+    options = NoiseOptions(num_rounds=3, num_folds=5, floor=0.05, max_rank=2, seed=0)
+    equal = learn_feature_scales(noise, None, whole, options).scales
     assert np.log(equal).std() < 0.3 * 800**-0.5
     truth = np.exp(0.3 * rng.normal(size=100))
-    found = np.log(learn_feature_scales(noise * truth, whole, 2, **options).scales)
+    found = np.log(learn_feature_scales(noise * truth, None, whole, options).scales)
     assert np.polyfit(np.log(truth), found, 1)[0] == pytest.approx(1.0, abs=0.1)
 
 
-def test_scales_are_drawn_together_as_far_as_their_errors_go():
+def test_scales_are_shrunk_as_far_as_their_errors_go():
     """Against the normal means' posterior with the spread known: 20,000 features make it so."""
     rng = np.random.default_rng(0)
     spread, error = 0.5, rng.uniform(0.2, 1.5, 20_000)
     truth = spread * rng.normal(size=error.size)
     estimate = truth + error * rng.normal(size=error.size)
-    found = _drawn_together(estimate, error**2)
+    found = _shrunk(estimate, error**2)
     np.testing.assert_allclose(found, estimate * spread**2 / (spread**2 + error**2), atol=0.05 * np.abs(estimate).max())
     assert np.square(found - truth).mean() < 0.5 * np.square(estimate - truth).mean()
-    np.testing.assert_array_equal(_drawn_together(estimate[:3], error[:3]), estimate[:3])  # too few to tell a spread by
-    np.testing.assert_array_equal(_drawn_together(np.zeros(5), np.zeros(5)), 0.0)
+    np.testing.assert_array_equal(_shrunk(estimate[:3], error[:3]), estimate[:3])  # too few to tell a spread by
+    np.testing.assert_array_equal(_shrunk(np.zeros(5), np.zeros(5)), 0.0)

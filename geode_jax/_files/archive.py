@@ -83,8 +83,7 @@ def decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kinds: dict[str, Any] = {name: kind for name, kind in vars(_settings).items() if dataclasses.is_dataclass(kind)}
-    kind = value["class"]
-    name = _RENAMED_CLASSES.get(kind, kind)
+    name = str(_RENAMED_CLASSES.get(value["class"], value["class"]))
     fields = {key: decode(item) for key, item in value.items() if key != "class"}
     for (owner, old), new in _RENAMED_FIELDS.items():
         if owner == name and old in fields:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +35,13 @@ class Request(NamedTuple):
     mesh: Mesh | None
 
     @classmethod
-    def checked(cls, **given: Any) -> Self:
+    def checked(cls, **given: Any) -> "Request":
         """From the arguments as given. Raises TypeError or ValueError naming the argument."""
         dictionary = check_instance(given["dictionary"], "dictionary", (DictionarySettings, None))
         return cls.for_trees(None, **{**given, "dictionary": dictionary or DictionarySettings()})
 
     @classmethod
-    def for_trees(cls, num_trees: int | None, **given: Any) -> Self:
+    def for_trees(cls, num_trees: int | None, **given: Any) -> "Request":
         """Where the trees are there already, so many of them."""
         dictionary = given["dictionary"]
         sampler = check_instance(given["sampler"], "sampler", (SamplerSettings, None)) or SamplerSettings()

@@ -1,7 +1,6 @@
 """The plan of a fit: what the user asked for, completed by what the shape of the data decides."""
 
 import dataclasses
-from typing import Self
 
 import numpy as np
 
@@ -53,7 +52,7 @@ class Plan:
     partial_candidates: int
 
     @classmethod
-    def of(cls, request: DictionarySettings, num_rows: int, num_features: int, num_partial: int = 0) -> Self:
+    def of(cls, request: DictionarySettings, num_rows: int, num_features: int, num_partial: int = 0) -> "Plan":
         """The plan for (n, D) training rows, `num_partial` of them with missing features.
 
         `max_rank`: 100, or as many as keep the float32 statistics of all trees within 4 GiB at 8 nodes, at least 50; at
@@ -96,7 +95,7 @@ class Plan:
             partial_candidates=partial_candidates,
         )
 
-    def with_fixed_rank(self) -> Self:
+    def with_fixed_rank(self) -> "Plan":
         """The same plan with `max_rank` directions at every node, whatever the rows tell of."""
         return dataclasses.replace(self, least_rank=self.max_rank)
 

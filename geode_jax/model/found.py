@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Found:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_header(cls, header: Mapping[str, Any]) -> Self:
+    def from_header(cls, header: Mapping[str, Any]) -> "Found":
         """The inverse of :meth:`to_header`."""
         decisions = tuple(Decision(**each) for each in header["decisions"])
         return cls(header["rank"], header["span_rank"], header["num_candidates"], decisions)

@@ -15,29 +15,29 @@ from joblib import cpu_count
 from scipy import linalg
 from threadpoolctl import threadpool_info
 
-from geode_jax import DictionarySettings, SharedSpan, learn_forest
+from geode_jax import DictionarySettings, learn_forest
 from geode_jax._runtime.threads import each
 from geode_jax.forest import statistics
 from geode_jax.learning import evidence, feature_noise, subspaces
 from geode_jax.learning.evidence import cross_fitted_evidence
-from geode_jax.learning.feature_noise import learn_feature_scales
+from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
 from geode_jax.learning.shared_span import (
     LARGEST_SPAN,
-    choose_span,
     learn_dictionaries,
     learn_span,
     learn_subspaces_in_span,
     learn_whole_span,
     span_rank,
+    try_spans,
 )
-from geode_jax.learning.subspaces import learn_subspaces
+from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.partition.metis import Partition, default_depth, partition_rows, route_rows
 from geode_jax.partition.neighbours import nearest_neighbours, neighbour_graph, uses_exact_search
 from geode_jax.rows import blocks
-from geode_jax.rows.completed import Completed
 from geode_jax.rows.folds import assign_folds, judging_folds
 from geode_jax.rows.frame import learn_frame, to_model
 from geode_jax.rows.row_space import row_coordinates
+from geode_jax.rows.training import Training
 
 
 def _partition(x, depth=3, min_cell_size=5, num_neighbors=10, seed=0):
@@ -196,7 +196,7 @@ def test_subspaces_match_the_svd_of_each_fold(shape):
     x = rng.normal(size=shape) * np.geomspace(3, 0.3, shape[1]) + 5.0
     folds = assign_folds(shape[0], 3, rng)
     whole = Partition(0, (np.arange(shape[0]),))
-    found = learn_subspaces(x, whole, 3, folds, 0)
+    found = learn_subspaces(x, whole, SubspaceOptions(3, 0), folds)
     assert found.ranks == [3]
     for group in range(4):
         rows = x if group == 0 else x[folds != group - 1]
@@ -216,9 +216,9 @@ def test_a_cell_inherits_its_parents_covariance(shape, monkeypatch):
     cells = (np.arange(n), np.arange(n // 2), np.arange(n // 2, n), np.arange(n // 4), np.arange(n // 4, n // 2))
     partition = Partition(2, (*cells, None, None))
     rank = min(features, n)  # all there is, so that the parent's spectrum is whole
-    found = learn_subspaces(x, partition, rank, folds, 0, parent_rows=2.0)
+    found = learn_subspaces(x, partition, SubspaceOptions(rank, 0, parent_rows=2.0), folds)
     monkeypatch.setattr(subspaces, "EXACT_MAX_SIDE", 1)
-    randomised = learn_subspaces(x, partition, rank, folds, 0, parent_rows=2.0)
+    randomised = learn_subspaces(x, partition, SubspaceOptions(rank, 0, parent_rows=2.0), folds)
     for group in range(1, 4):  # a parent learned from all rows passes on no more directions than without a fold
         covariance = []
         for node, cell in enumerate(cells):
@@ -246,12 +246,13 @@ def test_work_by_blocks_leaves_nothing_out(shape, monkeypatch):
     def learn():
         frame = learn_frame(data)
         x = to_model(data, frame, np.dtype(np.float64))
+        training = Training(x, shape[1], folds)
         span = learn_span(x, folds, 0).leading(3)
-        ranks = span_rank(Completed(x, None), learn_span(x, folds, 0), folds, shape[1])
-        own = learn_subspaces(x, cells, 3, folds, 0, 2.0)
-        within = learn_subspaces_in_span(x, span, cells, 3, folds, 0, 2.0)
+        ranks = span_rank(training, learn_span(x, folds, 0))
+        own = learn_subspaces(x, cells, SubspaceOptions(3, 0, 2.0), folds)
+        within = learn_subspaces_in_span(x, span, cells, SubspaceOptions(3, 0, 2.0), folds)
         outer = [bases @ np.swapaxes(bases, -1, -2) for bases in (span.bases, own.bases, within.bases)]
-        found = evidence.statistics_at(x, np.arange(1, shape[0]), folds, own, np.arange(3))
+        found = evidence.statistics_at(training, np.arange(1, shape[0]), own, np.arange(3))
         return [frame.shift, frame.scale, x, ranks, own.centres, within.centres, *outer, *found]
 
     whole = learn()
@@ -264,7 +265,7 @@ def test_randomised_subspaces(monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 5)) @ rng.normal(size=(5, 150)) + 0.01 * rng.normal(size=(200, 150))
     monkeypatch.setattr(subspaces, "EXACT_MAX_SIDE", 50)
-    found = learn_subspaces(x, Partition(0, (np.arange(200),)), 5, None, 0)
+    found = learn_subspaces(x, Partition(0, (np.arange(200),)), SubspaceOptions(5, 0), None)
     assert linalg.subspace_angles(found.bases[0, 0], _oracle(x, 5)[1]).max() < 1e-3
 
 
@@ -273,7 +274,7 @@ def test_subspaces_of_duplicate_rows_and_small_cells():
     rng = np.random.default_rng(0)
     x = np.concatenate([np.repeat(rng.normal(size=(1, 8)), 20, axis=0), rng.normal(size=(4, 8))])
     cells = (np.arange(24), np.arange(20), np.arange(20, 24))
-    found = learn_subspaces(x.astype(np.float32), Partition(1, cells), 6, np.arange(24) % 3, 0)
+    found = learn_subspaces(x.astype(np.float32), Partition(1, cells), SubspaceOptions(6, 0), np.arange(24) % 3)
     assert np.isfinite(found.bases).all()
     assert list(found.ranks) == [2, 0, 1]
     assert not found.bases[:, 1].any()
@@ -283,8 +284,14 @@ def test_subspaces_of_duplicate_rows_and_small_cells():
 def test_constant_features_lie_in_no_direction():
     x = np.random.default_rng(0).normal(size=(50, 5))
     x[:, 2] = 7.0
-    found = learn_subspaces(x, Partition(0, (np.arange(50),)), 4, None, 0)
+    found = learn_subspaces(x, Partition(0, (np.arange(50),)), SubspaceOptions(4, 0), None)
     np.testing.assert_allclose(found.bases[0, 0, 2], 0.0, atol=1e-10)
+
+
+def _scales(x, max_rank, is_observed=None):
+    """Noise scales from one cell of all rows."""
+    options = NoiseOptions(num_rounds=3, num_folds=5, floor=0.05, max_rank=max_rank, seed=0)
+    return learn_feature_scales(x, is_observed, Partition(0, (np.arange(len(x)),)), options).scales
 
 
 def test_noise_scales_recover_the_truth():
@@ -296,9 +303,7 @@ def test_noise_scales_recover_the_truth():
     truth = np.geomspace(0.3, 3.0, 30)
     truth /= np.exp(np.log(truth).mean())
     x = rng.normal(size=(500, 2)) @ rng.normal(size=(2, 30)) * 3 + truth * rng.normal(size=(500, 30))
-    found = learn_feature_scales(
-        x, Partition(0, (np.arange(500),)), 2, num_rounds=3, num_folds=5, floor=0.05, seed=0
-    ).scales
+    found = _scales(x, 2)
     np.testing.assert_allclose(np.log(found).mean(), 0.0, atol=1e-12)
     np.testing.assert_allclose(found, truth, rtol=0.12)
 
@@ -308,17 +313,14 @@ def test_noise_scales_do_not_take_noise_for_signal():
     rng = np.random.default_rng(0)
     truth = np.geomspace(0.5, 2.0, 40)
     x = rng.normal(size=(130, 2)) @ rng.normal(size=(2, 40)) * 3 + truth * rng.normal(size=(130, 40))
-    options = {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
-    found = learn_feature_scales(x, Partition(0, (np.arange(130),)), 20, **options).scales
+    found = _scales(x, 20)
     assert np.std(np.log(found / truth)) < 0.1  # one feature's sampling deviation is 0.062; off 20 directions, 0.6
 
 
 def test_noise_scale_of_a_constant_feature_is_the_floor():
     x = np.random.default_rng(0).normal(size=(100, 10))
     x[:, 3] = 0.0
-    found = learn_feature_scales(
-        x, Partition(0, (np.arange(100),)), 2, num_rounds=3, num_folds=5, floor=0.05, seed=0
-    ).scales
+    found = _scales(x, 2)
     assert np.argmin(found) == 3
     assert found[3] > 0.01 * found.max()
 
@@ -331,13 +333,11 @@ def test_filled_entries_say_nothing_of_the_noise():
     noisy = signal + 0.2 * deviation * rng.normal(size=signal.shape)
     is_observed = (np.arange(10) >= 2) | (rng.random(signal.shape) < 0.5)
     x = np.where(is_observed, noisy, signal)
-    options = {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
-    whole = Partition(0, (np.arange(600),))
     expected = deviation / np.exp(np.log(deviation).mean())
-    np.testing.assert_allclose(learn_feature_scales(x, whole, 2, is_observed, **options).scales, expected, rtol=0.15)
-    assert learn_feature_scales(x, whole, 2, **options).scales[:2].max() < 0.85 * expected[0]
+    np.testing.assert_allclose(_scales(x, 2, is_observed), expected, rtol=0.15)
+    assert _scales(x, 2)[:2].max() < 0.85 * expected[0]
     wild = np.where(is_observed, noisy, signal + 1.5 * rng.normal(size=x.shape))
-    np.testing.assert_allclose(learn_feature_scales(wild, whole, 2, is_observed, **options).scales, expected, rtol=0.15)
+    np.testing.assert_allclose(_scales(wild, 2, is_observed), expected, rtol=0.15)
 
 
 @pytest.mark.parametrize("is_partial", [False, True])
@@ -350,13 +350,12 @@ def test_noise_scales_from_as_many_folds_as_are_enough(is_partial, monkeypatch):
     signal = 30.0 * rng.normal(size=(1500, 1)) * np.ones(10)
     x = signal + truth * rng.normal(size=signal.shape)
     is_observed = rng.random(x.shape) < 0.7 if is_partial else None
-    options = {"num_rounds": 3, "num_folds": 5, "floor": 0.05, "seed": 0}
     judged = judging_folds(assign_folds(1500, 5, np.random.default_rng(0)), 900) >= 0
     assert judged.sum() == 900
-    found = learn_feature_scales(x, Partition(0, (np.arange(1500),)), 1, is_observed, **options).scales
+    found = _scales(x, 1, is_observed)
     np.testing.assert_allclose(found, truth, rtol=0.15)
     x[~judged] = (signal + truth[::-1] * rng.normal(size=signal.shape))[~judged]
-    found = learn_feature_scales(x, Partition(0, (np.arange(1500),)), 1, is_observed, **options).scales
+    found = _scales(x, 1, is_observed)
     np.testing.assert_allclose(found, truth, rtol=0.15)
 
 
@@ -371,7 +370,7 @@ def test_statistics_in_blocks_are_those_at_once(num_rows, monkeypatch):
 
     def found():
         empty = statistics.no_statistics((2, 4, 320, 2), num_rows, np.dtype(np.float32))
-        return statistics.add_cross_fitted(empty, 1, centres, bases, x, of_fold)
+        return statistics.add_cross_fitted(empty, 1, (centres, bases), x, of_fold)
 
     whole = found()
     monkeypatch.setattr(statistics, "BLOCK_BYTES", 1)  # 64 rows
@@ -391,9 +390,7 @@ def test_seldom_observed_features_have_the_average_noise():
     is_observed = np.ones(x.shape, bool)
     is_observed[2:, 0] = False
     x[:, 0] = 0.0
-    scales = learn_feature_scales(
-        x, Partition(0, (np.arange(300),)), 1, is_observed, num_rounds=3, num_folds=5, floor=0.05, seed=0
-    ).scales
+    scales = _scales(x, 1, is_observed)
     assert scales[0] > 0.5 * np.median(scales)
 
 
@@ -452,7 +449,7 @@ def test_subspaces_in_a_span_stay_in_it(with_folds):
     folds = assign_folds(len(x), 4, np.random.default_rng(0)) if with_folds else None
     partition = _partition(x, depth=2)
     span = learn_span(x, folds, 0).leading(5)
-    found = learn_subspaces_in_span(x, span, partition, 3, folds, 0)
+    found = learn_subspaces_in_span(x, span, partition, SubspaceOptions(3, 0), folds)
     assert found.bases.shape == (5 if with_folds else 1, 7, 40, 3)
     assert (found.ranks == 3).all()
     for group, (centre, basis) in enumerate(zip(span.centres, span.bases, strict=True)):
@@ -472,7 +469,7 @@ def test_a_row_does_not_enter_the_dictionary_that_its_statistics_come_from():
     moved = x.copy()
     moved[folds == 2] += 100 * np.random.default_rng(1).normal(size=(int((folds == 2).sum()), 40)).astype(np.float32)
     found = [
-        learn_subspaces_in_span(rows, learn_span(rows, folds, 0).leading(5), partition, 3, folds, 0)
+        learn_subspaces_in_span(rows, learn_span(rows, folds, 0).leading(5), partition, SubspaceOptions(3, 0), folds)
         for rows in (x, moved)
     ]
     projectors = [np.einsum("gkDm,gkEm->gkDE", it.bases, it.bases) for it in found]
@@ -485,27 +482,29 @@ def test_a_row_does_not_enter_the_dictionary_that_its_statistics_come_from():
 def _own_evidence(x, rank, folds):
     """Of a tree's dictionary in R^D."""
     partition = _partition(x)
-    return cross_fitted_evidence(x, partition, learn_subspaces(x, partition, rank, folds, 0), folds)
+    subspaces = learn_subspaces(x, partition, SubspaceOptions(rank, 0), folds)
+    return cross_fitted_evidence(Training(x, x.shape[1], folds), partition, subspaces)
+
+
+def _best_span(x, folds):
+    """What is tried against a tree's dictionary in R^D."""
+    without = _own_evidence(x, 10, folds).log_likelihood()
+    return try_spans(Training(x, x.shape[1], folds), _partition(x), SubspaceOptions(10, 0), without)
 
 
 def test_span_is_found_where_there_is_one():
     x, directions = _flat_sheet()
-    folds = assign_folds(len(x), 5, np.random.default_rng(0))
-    span, _, gain = choose_span(
-        Completed(x, None), _partition(x), 10, folds, 0, _own_evidence(x, 10, folds).log_likelihood()
-    )
-    assert gain > 0.0
-    assert span.bases.shape == (6, 40, 3)
-    np.testing.assert_allclose(np.linalg.norm(directions.T @ span.bases[0], ord=2, axis=(0, 1)), 1.0, atol=0.01)
+    found = _best_span(x, assign_folds(len(x), 5, np.random.default_rng(0)))
+    assert found.is_taken
+    assert found.gain.mean > 0.0
+    assert found.span.bases.shape == (6, 40, 3)
+    np.testing.assert_allclose(np.linalg.norm(directions.T @ found.span.bases[0], ord=2, axis=(0, 1)), 1.0, atol=0.01)
 
 
 def test_no_span_where_there_is_none():
     x = _clusters()
-    folds = assign_folds(len(x), 5, np.random.default_rng(0))
-    assert (
-        choose_span(Completed(x, None), _partition(x), 10, folds, 0, _own_evidence(x, 10, folds).log_likelihood())
-        is None
-    )
+    found = _best_span(x, assign_folds(len(x), 5, np.random.default_rng(0)))
+    assert found is None or not found.is_taken
 
 
 def test_evidence_tells_learned_from_memorised():
@@ -531,20 +530,24 @@ def test_folds_learn_from_rows_that_were_filled_without_them():
     other = (x + 0.3 * rng.normal(size=x.shape)).astype(np.float32)
     folds = assign_folds(len(x), 4, rng)
     cells = _partition(x, depth=1)
-    both = Completed(x, [other] * 4)
-    span = learn_whole_span(both, folds, 0).leading(5)
+    both = Training(x, 40, folds, without=[other] * 4)
+    options = SubspaceOptions(3, 0, 3.0)
+    span = learn_whole_span(both, 0).leading(5)
     for within in (None, span):
-        found = learn_dictionaries(both, cells, 3, folds, 0, 3.0, within)
+        found = learn_dictionaries(both, cells, options, within)
         for group, rows in enumerate((x, other, other, other, other)):
             alone = learn_span(rows, folds, 0).leading(5) if within else None
-            expected = learn_dictionaries(Completed(rows, None), cells, 3, folds, 0, 3.0, alone)
+            expected = learn_dictionaries(Training(rows, 40, folds), cells, options, alone)
             np.testing.assert_allclose(found.centres[group], expected.centres[group], atol=1e-5)
             np.testing.assert_allclose(np.abs(found.bases[group]), np.abs(expected.bases[group]), atol=1e-3)
     # choices are by the same dictionaries: those of rows that fit nothing have nothing to gain
-    without = cross_fitted_evidence(x, cells, learn_subspaces(x, cells, 1, folds, 0), folds).log_likelihood()
-    assert choose_span(Completed(x, None), cells, 10, folds, 0, without) is not None
-    shuffled = Completed(x, [rng.permuted(x, axis=0) for _ in range(4)])
-    assert choose_span(shuffled, cells, 10, folds, 0, without) is None
+    own = Training(x, 40, folds)
+    one_direction = learn_subspaces(x, cells, SubspaceOptions(1, 0), folds)
+    without = cross_fitted_evidence(own, cells, one_direction).log_likelihood()
+    assert try_spans(own, cells, SubspaceOptions(10, 0), without).is_taken
+    shuffled = own._replace(without=[rng.permuted(x, axis=0) for _ in range(4)])
+    found = try_spans(shuffled, cells, SubspaceOptions(10, 0), without)
+    assert found is None or not found.is_taken
 
 
 def test_rows_may_tell_of_fewer_directions_than_a_span_has(monkeypatch):
@@ -553,8 +556,9 @@ def test_rows_may_tell_of_fewer_directions_than_a_span_has(monkeypatch):
     monkeypatch.setattr(evidence.Evidence, "needed_rank", lambda self: 2)
     for max_rank, found in ((None, 2), (20, 3)):
         settings = DictionarySettings(num_trees=1, depth=2, max_rank=max_rank)
-        learned = learn_forest(jax.random.key(0), x, dictionary=settings).dictionary_settings
-        assert (learned.max_rank, learned.shared_span) == (found, SharedSpan(3))
+        forest = learn_forest(jax.random.key(0), x, dictionary=settings)
+        assert (forest.found.rank, forest.found.span_rank) == (found, 3)
+        assert forest.dictionary_settings == settings
 
 
 def test_judged_by_some_folds():
@@ -568,10 +572,7 @@ def test_judged_by_some_folds():
     found = [_own_evidence(x, 10, kept) for kept in (folds, some)]
     assert found[1].log_likelihood().shape == (2 * len(x) // 5,)
     assert found[0].log_likelihood().mean() == pytest.approx(found[1].log_likelihood().mean(), abs=1.0)
-    spans = [
-        choose_span(Completed(x, None), _partition(x), 10, kept, 0, own.log_likelihood())[0]
-        for kept, own in zip((folds, some), found, strict=True)
-    ]
+    spans = [_best_span(x, kept).span for kept in (folds, some)]
     assert [span.bases.shape for span in spans] == [(6, 40, 3), (3, 40, 3)]
     np.testing.assert_array_equal(spans[1].bases[1:], spans[0].bases[1:3])
 
@@ -581,7 +582,7 @@ def test_no_more_directions_than_rows_span():
     x = np.random.default_rng(0).normal(size=(40, 60)).astype(np.float32)
     partition = Partition(1, (np.arange(40), np.arange(20), np.arange(20, 40)))
     folds = assign_folds(40, 5, np.random.default_rng(0))
-    found = learn_subspaces(row_coordinates(x), partition, 39, folds, 0, parent_rows=3.0)
+    found = learn_subspaces(row_coordinates(x), partition, SubspaceOptions(39, 0, parent_rows=3.0), folds)
     assert found.ranks.tolist() == [31, 31, 31]
 
 
@@ -600,10 +601,11 @@ def test_span_of_few_rows(n):
     x = np.random.default_rng(0).normal(size=(n, 30)).astype(np.float32)
     folds = assign_folds(n, 5, np.random.default_rng(0))
     root = Partition(0, (np.arange(n),))
-    found = evidence.cross_fitted_evidence(x, root, learn_subspaces(x, root, 5, folds, 0), folds)
+    training, options = Training(x, 30, folds), SubspaceOptions(5, 0)
+    found = cross_fitted_evidence(training, root, learn_subspaces(x, root, options, folds))
     assert 1 <= found.needed_rank() <= 5
-    chosen = choose_span(Completed(x, None), root, 5, folds, 0, found.log_likelihood())
-    assert chosen is None or chosen[0].bases.shape[2] <= 15
+    chosen = try_spans(training, root, options, found.log_likelihood())
+    assert chosen is None or chosen.rank <= 15
 
 
 def test_each_in_parallel():

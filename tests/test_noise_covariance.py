@@ -1,4 +1,4 @@
-"""The shape of the noise: learned without the rows it is judged by, taken where it helps, right in every prediction."""
+"""The covariance of the noise: learned without the rows that judge it, taken where it helps, right in predictions."""
 
 import dataclasses
 from unittest import mock
@@ -13,15 +13,18 @@ import geode_jax
 from geode_jax.forest import choices
 from geode_jax.learning import evidence
 from geode_jax.learning.noise_covariance import (
-    choose_shapes,
     deviation_off_subspaces,
+    is_worth_its_cost,
     learn_covariances,
-    learn_subspaces_in_shapes,
+    learn_whitened_subspaces,
+    try_noise_covariance,
     whiten,
 )
+from geode_jax.learning.subspaces import SubspaceOptions
 from geode_jax.math.whitening import see
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds
+from geode_jax.rows.training import Training
 
 NUM_FEATURES = 24
 
@@ -46,10 +49,10 @@ CELLS = Partition(0, (np.arange(400),))
 
 
 @pytest.fixture(scope="module")
-def shapes(smooth, folds):
+def roots(smooth, folds):
     """Of all rows and without each fold, with two directions of signal."""
     covariances = learn_covariances(smooth, folds)
-    return covariances.shapes(deviation_off_subspaces(smooth, covariances, CELLS, 2, folds, 0))
+    return covariances.roots(deviation_off_subspaces(smooth, covariances, CELLS, SubspaceOptions(2, 0), folds))
 
 
 def test_held_out_variances_are_not_too_small(smooth, folds):
@@ -62,32 +65,32 @@ def test_held_out_variances_are_not_too_small(smooth, folds):
     assert sample[lowest].mean() < 0.75 * fresh[lowest].mean()
     assert found.variance[lowest].mean() == pytest.approx(fresh[lowest].mean(), rel=0.2)
     # and so are the deviations of the noise beyond two directions of signal, of few rows as of many
-    deviation = deviation_off_subspaces(smooth[:60], found, Partition(0, (np.arange(60),)), 2, few, 0)
+    deviation = deviation_off_subspaces(smooth[:60], found, Partition(0, (np.arange(60),)), SubspaceOptions(2, 0), few)
     shares = [values[lowest].mean() / values[2:].mean() for values in (np.square(deviation), fresh)]
     assert shares[0] == pytest.approx(shares[1], rel=0.2)
 
 
-def test_deviations_are_those_of_the_noise(smooth, shapes):
+def test_deviations_are_those_of_the_noise(smooth, roots):
     """The noise is an autoregression's, about either of two curves: its covariance is found, not that of the data."""
     lag = np.abs(np.subtract.outer(np.arange(NUM_FEATURES), np.arange(NUM_FEATURES)))
     noise = 0.9**lag
 
     def divergence(covariance):
-        """Nats per row that a Gaussian of this shape, in the best unit, loses on the noise."""
+        """Nats per row that a Gaussian of this covariance, in the best unit, loses on the noise."""
         ratio = np.linalg.solve(covariance, noise)
         return 0.5 * (NUM_FEATURES * np.log(ratio.trace() / NUM_FEATURES) - np.linalg.slogdet(ratio)[1])
 
-    found = divergence(shapes[0].root @ shapes[0].root)
+    found = divergence(roots[0].matrix @ roots[0].matrix)
     assert found < 0.2 * divergence(np.eye(NUM_FEATURES))
     assert found < 0.8 * divergence(np.cov(smooth.T))
 
 
-def test_whitened_rows(smooth, shapes):
+def test_whitened_rows(smooth, roots):
     """Their root mean square is 1, the root has determinant 1, and what is beyond the signal is round."""
-    shape = shapes[0]
-    assert np.linalg.slogdet(shape.root)[1] == pytest.approx(0.0, abs=1e-9)
-    white = (smooth - smooth.mean(axis=0)) @ shape.whitening
-    np.testing.assert_allclose(white @ shape.root * shape.unit, smooth - smooth.mean(axis=0), atol=1e-4)
+    root = roots[0]
+    assert np.linalg.slogdet(root.matrix)[1] == pytest.approx(0.0, abs=1e-9)
+    white = (smooth - smooth.mean(axis=0)) @ root.whitening
+    np.testing.assert_allclose(white @ root.matrix * root.unit, smooth - smooth.mean(axis=0), atol=1e-4)
     assert np.square(white).mean() == pytest.approx(1.0, rel=0.1)
     variances = np.linalg.eigvalsh(np.cov(white.T))[:-2]
     assert variances.max() < 2.0 * variances.min()
@@ -98,31 +101,32 @@ def test_a_direction_without_spread_keeps_a_floor(smooth, folds):
     rows = smooth.copy()
     rows[:, 5] = rows[:, 3] + rows[:, 4]
     covariances = learn_covariances(rows, folds)
-    shape = covariances.shapes(deviation_off_subspaces(rows, covariances, CELLS, 2, folds, 0))[0]
-    assert shape.deviation.min() > 0.01 * shape.deviation.mean()
-    assert np.linalg.slogdet(shape.root)[1] == pytest.approx(0.0, abs=1e-9)
+    root = covariances.roots(deviation_off_subspaces(rows, covariances, CELLS, SubspaceOptions(2, 0), folds))[0]
+    assert root.deviation.min() > 0.01 * root.deviation.mean()
+    assert np.linalg.slogdet(root.matrix)[1] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_sample_that_judges_is_whitened_as_its_rows_are(smooth, folds, monkeypatch):
     monkeypatch.setattr(evidence, "LARGEST_SAMPLE", 50)
-    chosen = choose_shapes(smooth, CELLS, 3, folds, 0, np.full(50, -1e6))
-    shapes = chosen.covariances.shapes(chosen.deviation)
-    (found,) = learn_subspaces_in_shapes(smooth, shapes, [CELLS], 3, folds, [0])
+    options = SubspaceOptions(3, 0)
+    chosen = try_noise_covariance(Training(smooth, NUM_FEATURES, folds), CELLS, options, np.full(50, -1e6))
+    roots = chosen.covariances.roots(chosen.deviation)
+    (found,) = learn_whitened_subspaces(smooth, roots, [(CELLS, options)], folds)
     rows = evidence.judged_rows(folds)
-    whole = whiten(smooth.copy(), shapes, folds)
-    expected = evidence.statistics_at(whole, rows, folds, found, np.arange(1))
+    whole = whiten(smooth.copy(), roots, folds)
+    expected = evidence.statistics_at(Training(whole, NUM_FEATURES, folds), rows, found, np.arange(1))
     assert rows.size == 50
-    np.testing.assert_allclose(chosen.evidence.residual, expected[0], rtol=1e-3)
-    np.testing.assert_allclose(chosen.evidence.squared, expected[1], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(chosen.evidence.rows.residual, expected[0], rtol=1e-3)
+    np.testing.assert_allclose(chosen.evidence.rows.squared, expected[1], rtol=1e-3, atol=1e-4)
 
 
-def test_rows_are_whitened_without_their_own_fold(smooth, folds, shapes):
-    (found,) = learn_subspaces_in_shapes(smooth, shapes, [CELLS], 3, folds, [0])
+def test_rows_are_whitened_without_their_own_fold(smooth, folds, roots):
+    (found,) = learn_whitened_subspaces(smooth, roots, [(CELLS, SubspaceOptions(3, 0))], folds)
     own = smooth.copy()
-    assert whiten(own, shapes, folds) is own
+    assert whiten(own, roots, folds) is own
     for fold in range(5):
         inside = folds == fold
-        np.testing.assert_allclose(own[inside], smooth[inside] @ shapes[1 + fold].whitening, atol=1e-5)
+        np.testing.assert_allclose(own[inside], smooth[inside] @ roots[1 + fold].whitening, atol=1e-5)
     assert found.centres.shape == (6, 1, NUM_FEATURES)
 
 
@@ -137,9 +141,13 @@ def test_a_shape_is_taken_where_features_hang_together(smooth, folds):
             jax.random.key(0), rows, dictionary=geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1)
         )
         assert (found.noise_root is not None) == is_taken
-        assert (found.dictionary_settings.noise_shape is not None) == is_taken
-    # with nothing to gain on but an impossible likelihood there is no shape
-    assert choose_shapes(smooth, CELLS, 2, folds, 0, np.full(400, 1e6)) is None
+        (told,) = [it for it in found.found.decisions if it.about == "noise covariance"]
+        assert told.taken == ("full" if is_taken else "isotropic")
+        assert (told.gain > 0.01 * NUM_FEATURES) == is_taken
+    # with nothing to gain on but an impossible likelihood the noise stays isotropic
+    training = Training(smooth, NUM_FEATURES, folds)
+    nothing = try_noise_covariance(training, CELLS, SubspaceOptions(2, 0), np.full(400, 1e6))
+    assert not is_worth_its_cost(nothing.gain, NUM_FEATURES)
 
 
 def test_judged_by_some_folds(smooth, monkeypatch):
@@ -148,10 +156,10 @@ def test_judged_by_some_folds(smooth, monkeypatch):
     usual, judged = [], []
     for enough in (400, 90):
         monkeypatch.setattr(choices, "LARGEST_SAMPLE", enough)
-        seen = mock.Mock(wraps=choose_shapes)
-        monkeypatch.setattr(choices, "choose_shapes", seen)
+        seen = mock.Mock(wraps=try_noise_covariance)
+        monkeypatch.setattr(choices, "try_noise_covariance", seen)
         usual.append(geode_jax.learn_forest(jax.random.key(0), smooth, dictionary=settings))
-        judged.append(set(seen.call_args.args[3]))
+        judged.append(set(seen.call_args.args[0].folds))
     assert judged == [{0, 1, 2, 3, 4}, {-1, 0, 1}]
     np.testing.assert_allclose(*(forest.noise_root for forest in usual), atol=0.1)
     roots = [forest.noise_root for forest in usual]
@@ -163,13 +171,13 @@ SETTINGS = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1, shared
 
 @pytest.fixture(scope="module")
 def fits(smooth):
-    """With a shape and without one, of the first 300 rows."""
-    kinds = (SETTINGS, dataclasses.replace(SETTINGS, noise_shape=None))
+    """With a noise covariance and without one, of the first 300 rows."""
+    kinds = (SETTINGS, dataclasses.replace(SETTINGS, noise_covariance=None))
     return [geode_jax.fit(jax.random.key(0), smooth[:300], dictionary=kind, sampler=SAMPLER) for kind in kinds]
 
 
 def test_it_pays_on_new_rows(smooth, fits):
-    """Density of new rows, what is hidden in them, and a block's intervals, which without a shape are too narrow."""
+    """Density of new rows, what is hidden in them, and a block's intervals, which without it are too narrow."""
     shaped, plain = fits
     new = smooth[300:].astype(float)
     gain = geode_jax.log_density(shaped, new) - geode_jax.log_density(plain, new)
@@ -186,7 +194,7 @@ def test_it_pays_on_new_rows(smooth, fits):
 
 
 def test_statistics_are_honest(smooth, fits):
-    """Training rows, each as its own fold's dictionary and shape see it, are as likely as new ones."""
+    """Training rows, each as its own fold's dictionary and noise see it, are as likely as new ones."""
     forest = geode_jax.learn_forest(jax.random.key(0), smooth[:300], dictionary=SETTINGS)
     posterior = geode_jax.sample_posterior(jax.random.key(1), forest, sampler=SAMPLER)
     trained = geode_jax.held_out_log_density(forest, posterior)
@@ -241,7 +249,7 @@ def test_rows_with_missing_features_in_training_leave_the_noise_isotropic(smooth
     rows[:20, 3] = np.nan
     found = geode_jax.learn_forest(jax.random.key(0), rows, dictionary=SETTINGS)
     assert found.noise_root is None
-    assert found.dictionary_settings.noise_shape is None
+    assert "noise covariance" not in [it.about for it in found.found.decisions]
 
 
 def test_masks_of_different_size_share_a_program():
