@@ -41,7 +41,7 @@ def compiled(problem: Any, level: int, length: int) -> tuple[float, float]:
     """Seconds to compile a segment of `length` sweeps, and of one of its sweeps."""
     keys = jax.random.split(jax.random.key(0), (problem.statistics.residual.shape[0], 1))
     chains = run._start(keys, problem)
-    segment = jax.jit(partial(run._segment.__wrapped__, length=length, adaptation=RankAdaptation()))
+    segment = jax.jit(partial(run._segment.__wrapped__, options=run.SegmentOptions(length, RankAdaptation())))
     lowered = segment.lower(keys, chains, problem, np.int32(0), np.int32(10**6))
     start = time.perf_counter()
     program = lowered.compile(compiler_options={LEVEL: level})

@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 from jaxtyping import install_import_hook
 
-# Annotated shapes are enforced in the tests and cost users nothing. The public boundary has checks of its own, whose
-# messages the tests read.
-_CORE = ("gibbs", "math", "model")
-_PREDICT = ("density", "samples", "held_out", "conditional_moments", "mixture", "class_span")
-install_import_hook(
-    [f"geode_jax.{name}" for name in _CORE] + [f"geode_jax.predict.{name}" for name in _PREDICT], "beartype.beartype"
-)
+# Annotated types and shapes are enforced in the tests and cost users nothing: in every module but those where users'
+# arguments come in, which have checks of their own, whose messages the tests read.
+_PACKAGE = Path(__file__).parent.parent / "geode_jax"
+_BOUNDARY = ("_checks", "cli", "demo", "diagnostics", "estimators", "fitting", "interop", "settings", "truncation")
+_BOUNDARY += ("_files.checkpoint", "forest.learn", "posterior", "predict.api", "predict.classes", "predict.conditional")
+_BOUNDARY += ("predict.dimension", "predict.rows")
+_MODULES = [".".join(path.relative_to(_PACKAGE).with_suffix("").parts) for path in sorted(_PACKAGE.rglob("*.py"))]
+_CHECKED = [name for name in _MODULES if not f"{name}.".startswith(tuple(f"{it}." for it in _BOUNDARY))]
+install_import_hook([f"geode_jax.{name}" for name in _CHECKED if "__" not in name], "beartype.beartype")
 
 from geode_jax import DictionarySettings, SamplerSettings, fit  # noqa: E402  (after the hook)
 

@@ -21,7 +21,7 @@ from geode_jax.gibbs.sweep import sweep
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.evidence import HeldOut, cell_mixture, statistics_at
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
-from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out, regroup
+from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out, reshard
 from geode_jax.partition.metis import partition_rows
 from geode_jax.partition.neighbours import neighbour_graph
 from geode_jax.rows.folds import assign_folds
@@ -104,13 +104,13 @@ def test_memberships_follow_the_conditional_over_candidates():
     assert float(log_conditional) == pytest.approx(own, rel=1e-9)
 
 
-@pytest.mark.parametrize("num_groups", [1, 2])
-def test_groups_of_rows_change_nothing(num_groups):
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_groups_of_rows_change_nothing(num_shards):
     with precision_of(np.float64):
         _, few, _ = _small(width=3)
         stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), few.statistics)
-        grouped = jax.tree.map(lambda leaf: leaf[1], regroup(stacked, few.tree.num_nodes, num_groups))
-        assert grouped.residual.shape[0] == num_groups
+        grouped = jax.tree.map(lambda leaf: leaf[1], reshard(stacked, few.tree.num_nodes, num_shards))
+        assert grouped.residual.shape[0] == num_shards
         state = initial_chain(jax.random.key(1), few).state
         for mine, theirs in zip(grouped.at(state.node), few.statistics.at(state.node), strict=True):
             np.testing.assert_array_equal(mine, theirs)

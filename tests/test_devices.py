@@ -82,7 +82,7 @@ def test_devices_exchange_node_sums_only(data, few_nodes, chunk_bits, monkeypatc
     keys = jax.random.split(jax.random.key(1), (num_trees, SAMPLER.num_chains))
     keys = sharding.place(keys, jax.NamedSharding(mesh, sharding.BY_CHAIN))
     chains = run._start(keys, problems, mesh)
-    segment = partial(run._segment.__wrapped__, length=10, adaptation=SAMPLER.adaptation, mesh=mesh)
+    segment = partial(run._segment.__wrapped__, options=run.SegmentOptions(10, SAMPLER.adaptation, mesh))
     program = jax.jit(segment).lower(keys, chains, problems, np.int32(0), np.int32(10)).compile().as_text()
     exchanged = [
         line for line in program.splitlines() if re.search(r" (all-\w+|collective-\w+|reduce-scatter)\(", line)

@@ -69,7 +69,7 @@ def test_what_is_seen_is_one_chain():
 
 
 def test_predictions_are_one_chain(arguments):
-    row, dtype = jnp.arange(4), arguments[2].x.dtype
+    dtype = arguments[2].x.dtype
     programs = {
         "density": functools.partial(mixture.log_density_partial, num_candidates=3),
         "mean": functools.partial(
@@ -82,7 +82,7 @@ def test_predictions_are_one_chain(arguments):
     jaxprs = {name: jax.make_jaxpr(program)(*arguments) for name, program in programs.items()}
     jaxprs["draws"] = jax.make_jaxpr(
         functools.partial(conditional_moments.conditional_draws, num_candidates=3, num_samples=2)
-    )(jax.random.key(0), *arguments, row, None)
+    )(jax.random.split(jax.random.key(0), 4), arguments[:2], arguments[2], None)
     shown = class_span.Shown(*(jnp.zeros(shape, jnp.float32) for shape in ((4, 6), (4, 6, 6), (4, 6), (4,), (4,))))
     shown = jax.tree.map(lambda leaf: leaf.astype(dtype), shown)
     jaxprs["classes"] = jax.make_jaxpr(functools.partial(class_span.log_density_reduced, num_candidates=3))(

@@ -41,7 +41,15 @@ class Samples(NamedTuple):
     adaptation: Adaptation
 
 
-@partial(quickly_compiled, static_argnames=("length", "adaptation", "mesh"), donate_argnames="chains")
+class SegmentOptions(NamedTuple):
+    """What a segment's program is compiled for: its number of sweeps, how ranks adapt, and the devices."""
+
+    length: int
+    adaptation: RankAdaptation | None
+    mesh: Mesh | None = None
+
+
+@partial(quickly_compiled, static_argnames="options", donate_argnames="chains")
 def _segment(
     keys: KeyArray,
     chains: Chain,
@@ -49,11 +57,9 @@ def _segment(
     first: Int[Array, ""],
     num_warmup: Int[Array, ""],
     *,
-    length: int,
-    adaptation: RankAdaptation | None,
-    mesh: Mesh | None = None,
+    options: SegmentOptions,
 ) -> tuple[Chain, Draw]:
-    """`length` sweeps of every chain (axis 1) of every tree (axis 0); draws get a time axis after those.
+    """`options.length` sweeps of every chain (axis 1) of every tree (axis 0); draws get a time axis after those.
 
     With a mesh, devices run their own trees and chains, and share the rows of a tree.
     """
@@ -61,12 +67,13 @@ def _segment(
     def one_chain(key: KeyArray, chain: Chain, problem: Problem) -> tuple[Chain, Draw]:
         def advance(chain: Chain, index: Array) -> tuple[Chain, Draw]:
             # a sweep's randomness depends on the chain's key and the sweep's number only, not on the segment
-            chain = step(jax.random.fold_in(key, index), problem, num_warmup, adaptation, chain, index)
+            chain = step(jax.random.fold_in(key, index), problem, num_warmup, options.adaptation, chain, index)
             return chain, draw_of(chain, problem)
 
-        return lax.scan(advance, chain, first + jnp.arange(length))
+        return lax.scan(advance, chain, first + jnp.arange(options.length))
 
     over_chains = jax.vmap(one_chain, in_axes=(0, 0, None))
+    mesh = options.mesh
     if mesh is None:
         return jax.vmap(over_chains)(keys, chains, problems)
     # by hand over trees and chains: left to the compiler, rejection loops (of partial rows) would wait for each other
@@ -108,7 +115,7 @@ def run_chains(
 
     `on_segment(done, total)` is called after every segment with the sweeps done so far. With a `checkpoint` the run
     begins where its last segment ended, and gives the same draws as one that was never stopped. With a `mesh` its
-    devices share the work (see `placement.py`); draws are those of one device, up to the order of sums.
+    devices share the work (see `sharding.py`); draws are those of one device, up to the order of sums.
 
     Raises FloatingPointError where a log joint is not finite: the draws before it would be worthless. Raises
     Interrupted in place of KeyboardInterrupt where draws were kept.
@@ -189,9 +196,7 @@ class _Run:
             self.problems,
             np.asarray(first, np.int32),
             np.asarray(settings.num_warmup, np.int32),
-            length=settings.segment_length,
-            adaptation=settings.adaptation,
-            mesh=self.mesh,
+            options=SegmentOptions(settings.segment_length, settings.adaptation, self.mesh),
         )
         if not np.isfinite(draws.log_joint).all():
             raise FloatingPointError(

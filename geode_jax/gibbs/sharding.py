@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._typing import Array
 from geode_jax.gibbs.chain import Chain
-from geode_jax.model.candidate_statistics import CandidateStatistics, regroup
+from geode_jax.model.candidate_statistics import CandidateStatistics, reshard
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
 from geode_jax.model.statistics import ROW_BLOCKS
@@ -42,8 +42,8 @@ def place_problem(problems: Problem, mesh: Mesh) -> Problem:
     specs = jax.tree.map(lambda _: BY_TREE, problems)
     if isinstance(problems.statistics, CandidateStatistics):
         if mesh.shape[ROWS] > 1:
-            grouped = regroup(problems.statistics, problems.tree.num_nodes, ROW_BLOCKS)
-            problems = eqx.tree_at(lambda it: it.statistics, problems, grouped)
+            sharded = reshard(problems.statistics, problems.tree.num_nodes, ROW_BLOCKS)
+            problems = eqx.tree_at(lambda it: it.statistics, problems, sharded)
             pairs = PartitionSpec(TREES, ROWS)
             specs = eqx.tree_at(
                 lambda it: (it.statistics.residual, it.statistics.squared, it.statistics.block_node),

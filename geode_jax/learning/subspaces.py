@@ -92,8 +92,7 @@ def learn_subspaces(
     spanned = np.zeros(num_nodes, dtype=np.int32)
 
     def learn(node: int) -> None:
-        rows = partition.cells[node]
-        assert rows is not None
+        rows = partition.cell(node)
         kept = kept_rows(rows, folds, holdouts)
         fewest = min(int(mask.sum()) for mask in kept)
         if fewest < 2:

@@ -23,9 +23,9 @@ BLOCK = 32
 class CandidateStatistics(eqx.Module):
     """Sufficient statistics of n rows at M candidate nodes each; the rest of the tree has no chance to hold them.
 
-    `residual`, `squared`: of P pairs in each of R groups of rows, as (E, Z2) in :class:`Statistics`. `block_node`: the
+    `residual`, `squared`: of P pairs in each of R shards of rows, as (E, Z2) in :class:`Statistics`. `block_node`: the
     node of a block of pairs, K where it is empty. `node`: candidates, ascending; K at places without a row or node.
-    `position`: where in its group a pair stands. `num_rows`: places beyond it hold no rows.
+    `position`: where in its shard a pair stands. `num_rows`: places beyond it hold no rows.
     """
 
     residual: Float[Array, "*batch R P"]
@@ -68,9 +68,9 @@ class CandidateStatistics(eqx.Module):
         return self._pick(self.residual, place)[0], self._pick(self.squared, place)[0]
 
     def _pick(self, values: Shaped[Array, "R P *rest"], place: Int[Array, "m n"]) -> Shaped[Array, "m n *rest"]:
-        """Values of pairs at every row's places, each group of rows among its own pairs."""
-        by_group = place.reshape(place.shape[0], values.shape[0], -1)
-        found = jax.vmap(lambda own, at: own[at], in_axes=(0, 1), out_axes=1)(values, by_group)
+        """Values of pairs at every row's places, each shard of rows among its own pairs."""
+        by_shard = place.reshape(place.shape[0], values.shape[0], -1)
+        found = jax.vmap(lambda own, at: own[at], in_axes=(0, 1), out_axes=1)(values, by_shard)
         return found.reshape(*place.shape, *values.shape[2:])
 
 
@@ -93,45 +93,45 @@ class _Layout(NamedTuple):
     position: np.ndarray
 
 
-def lay_out(node: np.ndarray, num_nodes: int, num_groups: int) -> _Layout:
+def lay_out(node: np.ndarray, num_nodes: int, num_shards: int) -> _Layout:
     """Places of the pairs of `node`, (M, n), of which those with node K are none; of one shape for any nodes."""
     width, num_rows = node.shape
-    size = num_rows // num_groups
+    size = num_rows // num_shards
     # a block more per node than full ones, and an empty one at the end
     num_blocks = -(-width * size // BLOCK) + num_nodes + 1
-    row = np.full((num_groups, num_blocks * BLOCK), -1, np.int32)
-    block_node = np.full((num_groups, num_blocks), num_nodes, np.int32)
+    row = np.full((num_shards, num_blocks * BLOCK), -1, np.int32)
+    block_node = np.full((num_shards, num_blocks), num_nodes, np.int32)
     # a row has one candidate at least; places without a row score anything, empty ones of a row nothing
     position = np.where((node == num_nodes) & (node[0] < num_nodes), num_blocks * BLOCK - 1, 0).astype(np.int32)
-    for group in range(num_groups):
-        inside = slice(group * size, (group + 1) * size)
+    for shard in range(num_shards):
+        inside = slice(shard * size, (shard + 1) * size)
         flat = node[:, inside].ravel()
         count = np.bincount(flat, minlength=num_nodes + 1)[:num_nodes]
         blocks = -(-count // BLOCK)
         start = np.cumsum(blocks) - blocks
-        block_node[group, : blocks.sum()] = np.repeat(np.arange(num_nodes), blocks)
+        block_node[shard, : blocks.sum()] = np.repeat(np.arange(num_nodes), blocks)
         # pairs by their nodes, those without one last and left out; as few and as short numbers as there can be
         slot, member = np.divmod(np.argsort(flat, kind="stable")[: count.sum()].astype(np.int32), np.int32(size))
         place = np.arange(member.size, dtype=np.int32)
         place += np.repeat((start * BLOCK - np.cumsum(count) + count).astype(np.int32), count)
-        member += np.int32(group * size)
-        row[group, place] = member
+        member += np.int32(shard * size)
+        row[shard, place] = member
         position[slot, member] = place
     return _Layout(row, block_node, position)
 
 
-def regroup(statistics: CandidateStatistics, num_nodes: int, num_groups: int) -> CandidateStatistics:
-    """The same statistics, of every tree along a leading axis F, with rows in another number of groups.
+def reshard(statistics: CandidateStatistics, num_nodes: int, num_shards: int) -> CandidateStatistics:
+    """The same statistics, of every tree along a leading axis F, with rows in another number of shards.
 
-    Devices that share the rows of a tree each take whole groups.
+    Devices that share the rows of a tree each take whole shards.
     """
 
     def one_tree(tree: CandidateStatistics) -> CandidateStatistics:
-        layout = lay_out(np.asarray(tree.node), num_nodes, num_groups)
-        old_group = np.arange(tree.node.shape[1]) * tree.residual.shape[0] // tree.node.shape[1]
-        new_group = np.arange(tree.node.shape[1]) * num_groups // tree.node.shape[1]
+        layout = lay_out(np.asarray(tree.node), num_nodes, num_shards)
+        old_shard = np.arange(tree.node.shape[1]) * tree.residual.shape[0] // tree.node.shape[1]
+        new_shard = np.arange(tree.node.shape[1]) * num_shards // tree.node.shape[1]
         is_pair = np.asarray(tree.node) < num_nodes
-        places = tuple(np.broadcast_to(group, is_pair.shape)[is_pair] for group in (old_group, new_group))
+        places = tuple(np.broadcast_to(shard, is_pair.shape)[is_pair] for shard in (old_shard, new_shard))
         source, target = (places[0], np.asarray(tree.position)[is_pair]), (places[1], layout.position[is_pair])
         residual = np.zeros(layout.row.shape, tree.residual.dtype)
         squared = np.zeros((*layout.row.shape, tree.squared.shape[2]), tree.squared.dtype)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,11 +20,11 @@ from geode_jax.predict.rows import (
     check_candidates,
     check_draws,
     check_rows,
+    features_and_mask,
     map_partial_rows,
     of_features,
     partial_log_density_by_tree,
     partial_row_bytes,
-    partial_rows,
     thinned,
 )
 
@@ -113,15 +114,13 @@ class Conditional:
         posterior = self.posterior
         with precision_of(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
-            x, is_observed = partial_rows(posterior, self.rows[partial])
+            x, is_observed = features_and_mask(posterior, self.rows[partial])
             features, dictionary = self._index(), of_features(posterior)
             drawn = map_partial_rows(
                 lambda seen, number: conditional_draws(
-                    key,
-                    dictionary,
-                    draws,
+                    jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, number),
+                    (dictionary, draws),
                     seen,
-                    number,
                     features,
                     num_candidates=self.num_candidates,
                     num_samples=num_samples,
@@ -156,7 +155,7 @@ class Conditional:
         posterior, missing = self.posterior, missing[partial]
         with precision_of(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
-            x, is_observed = partial_rows(posterior, self.rows[partial])
+            x, is_observed = features_and_mask(posterior, self.rows[partial])
             average, factor, _ = self._blocks(x, is_observed, ())
             at = (given[partial] - self._columns(posterior.shift)) / self._columns(posterior.scale)
             # the density of a distribution drawn together about its mean is that of the original, farther out
@@ -201,7 +200,7 @@ class Conditional:
             return results
         where = missing[partial]
         with precision_of(self.posterior.dtype), one_blas_thread():
-            x, is_observed = partial_rows(self.posterior, self.rows[partial])
+            x, is_observed = features_and_mask(self.posterior, self.rows[partial])
             average, *rest = self._blocks(x, is_observed, levels)
         results[0][missing] = self._to_data(average)[where]
         if levels is not None:

@@ -10,6 +10,7 @@ but with nothing to tune. One tree is left as it is.
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,20 +32,23 @@ from geode_jax.predict.mixture import (
 )
 
 
+class _Wanted(NamedTuple):
+    """The `features` to fill in (None: all), and how noise in the observed ones tells of theirs (None: it does not)."""
+
+    features: Array | None
+    told: Array | None
+
+
 def _components(
     dictionary: Dictionary,
     candidates: Candidates,
     mixture: Mixture,
     seen: Seen,
-    told: Array | None,
-    features: Array | None,
+    wanted: _Wanted,
     with_variance: bool,
 ) -> tuple[Array, Array]:
-    """Mean and variance of the `features` under every component of one tree, (M, b, D') each; 0 and 1 without weight.
-
-    Noise in the observed features tells of that in the others where the noise is not isotropic: `told`, the same for
-    all trees, says how.
-    """
+    """Mean and variance of what is wanted under every component of one tree, (M, b, D'); without weight 0 and 1."""
+    features, told = wanted
     centres, bases = _rows_of(dictionary, features)
     rows, width = mixture.node.shape
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), mixture)
@@ -141,14 +145,14 @@ def conditional_summary(
     quantiles.
     """
     num_trees = draws.log_joint.shape[0]
-    told = None if seen.whitening is None else seen.whitening.told(features)
+    wanted = _Wanted(features, None if seen.whitening is None else seen.whitening.told(features))
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Array, Array]:
         tree_dictionary, tree_draws = inputs
         candidates = find_candidates(tree_dictionary, tree_draws, seen, num_candidates)
         scores = candidate_scores(tree_dictionary, tree_draws, candidates)
         mixture = merged_mixture(tree_dictionary, tree_draws, candidates, scores)
-        mean, variance = _components(tree_dictionary, candidates, mixture, seen, told, features, levels is not None)
+        mean, variance = _components(tree_dictionary, candidates, mixture, seen, wanted, levels is not None)
         return mixture.weight.T[..., None], mean, variance
 
     weight, mean, variance = lax.map(one_tree, (dictionary, draws))
@@ -165,11 +169,9 @@ def conditional_summary(
 
 @partial(jax.jit, static_argnames=("num_candidates", "num_samples"))
 def conditional_draws(
-    key: KeyArray,
-    dictionary: Dictionary,
-    draws: Draw,
+    row_keys: KeyArray,
+    model: tuple[Dictionary, Draw],
     seen: Seen,
-    row: Array,
     features: Array | None,
     *,
     num_candidates: int,
@@ -177,12 +179,13 @@ def conditional_draws(
 ) -> Float[Array, "b s _"]:
     """Draws of the `features` (None: all) of rows given their observed part; observed ones are drawn and mean nothing.
 
-    Exact draws of the trees' average, drawn together about its mean like the intervals. `row` numbers the rows: a row's
-    draws depend on its number, not on the block it stands in.
+    Exact draws of the trees' average, shrunk towards its mean like the intervals. `row_keys`, (b,): a row's draws
+    depend on its key, not on the block it stands in.
     """
+    dictionary, draws = model
     num_trees = draws.log_joint.shape[0]
     told = None if seen.whitening is None else seen.whitening.told(None)
-    told_features = None if told is None else _at(told, features)
+    wanted = _Wanted(features, None if told is None else _at(told, features))
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Observed, Array, Array, Array]:
         candidates = find_candidates(*inputs, seen, num_candidates)
@@ -190,11 +193,11 @@ def conditional_draws(
         mixture = merged_mixture(*inputs, candidates, scores)
         moments = _moments(
             mixture.weight.T[..., None],
-            *_components(inputs[0], candidates, mixture, seen, told_features, features, True),
+            *_components(inputs[0], candidates, mixture, seen, wanted, True),
         )
         return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 
-    node, observed, scores, by_tree, variance = lax.map(one_tree, (dictionary, draws))
+    node, observed, scores, by_tree, variance = lax.map(one_tree, model)
     average, factor = _pool(by_tree, variance, _at(seen.mask, features))
     # what is drawn of the observed features is needed where it tells of the noise in the others
     shown = features if seen.whitening is None else None
@@ -227,8 +230,8 @@ def conditional_draws(
         return average[index] + factor[index] * (drawn - average[index])
 
     def one_row(inputs: tuple[Array, Array]) -> Array:
-        index, number = inputs
-        keys = jax.random.split(jax.random.fold_in(key, number), num_samples)
+        index, row_key = inputs
+        keys = jax.random.split(row_key, num_samples)
         return lax.map(lambda k: one_draw(k, index), keys, batch_size=32)
 
-    return lax.map(one_row, (jnp.arange(seen.x.shape[0]), row))
+    return lax.map(one_row, (jnp.arange(seen.x.shape[0]), row_keys))

@@ -50,7 +50,7 @@ def thinned(posterior: Posterior, num_draws: int | None) -> Draw:
     return jax.tree.map(jnp.asarray, posterior.thin(num_draws))
 
 
-def partial_rows(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def features_and_mask(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Features over their scales, 0 (the centre of the data) at missing ones, and the mask of observed ones."""
     missing = np.isnan(data)
     x = to_model(np.where(missing, posterior.shift, data), posterior.frame._replace(root=None), posterior.dtype)
@@ -136,7 +136,7 @@ def map_rows(
             parts.append(of_complete(thinned(posterior, num_draws[0]), x))
         if is_partial.any():
             index.append(np.flatnonzero(is_partial))
-            parts.append(of_partial(thinned(posterior, num_draws[1]), *partial_rows(posterior, data[is_partial])))
+            parts.append(of_partial(thinned(posterior, num_draws[1]), *features_and_mask(posterior, data[is_partial])))
     return np.concatenate(parts, dtype=np.float64)[np.argsort(np.concatenate(index))]
 
 

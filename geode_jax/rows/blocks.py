@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-
 # 2 MiB in float64: every core holds a few such blocks, and malloc keeps them.
 BLOCK_NUMBERS = 2**18
 
@@ -12,8 +10,3 @@ def slices(length: int, width: int) -> Iterator[slice]:
     """Slices that cover `length` rows (or columns) of `width` numbers: at most `BLOCK_NUMBERS` each, or one row."""
     size = max(1, BLOCK_NUMBERS // max(1, width))
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
-
-
-def taken(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The given rows of x, ascending, and no copy where these are all."""
-    return x if rows.size == x.shape[0] else x[rows]
