@@ -42,7 +42,7 @@ def search_candidates(
 
         def score(node: int, members: np.ndarray) -> np.ndarray:
             residual, squared = statistics_at_node(own, members, subspaces, node)
-            alone = _only(mixture, place[node])
+            alone = _only(mixture, int(place[node]))
             observed = count[:1] if own.is_observed is None else count[members]
             there = HeldOut(alone.nodes, residual[None], squared[None], alone.has_direction, observed, num_features)
             return alone.log_densities(there)[0]
@@ -54,7 +54,7 @@ def search_candidates(
             here = np.full(front.shape, -np.inf)
             order = np.argsort(front, axis=None, kind="stable")
             nodes, starts = np.unique(front.ravel()[order], return_index=True)
-            for node, members in zip(nodes, np.split(order, starts[1:]), strict=True):
+            for node, members in zip(nodes.tolist(), np.split(order, starts[1:]), strict=True):
                 if node >= 0:
                     here.flat[members] = score(node, members // front.shape[1])
             found, scores = _keep(np.hstack([found, front]), np.hstack([scores, here]), width)

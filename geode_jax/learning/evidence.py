@@ -243,7 +243,7 @@ def statistics_at(
     dtype = training.x.dtype
     residual = np.zeros((nodes.size, rows.size), dtype=dtype)
     squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=dtype)
-    for index, node in enumerate(nodes):
+    for index, node in enumerate(nodes.tolist()):
         residual[index], squared[index] = statistics_at_node(training, rows, subspaces, node)
     return residual, squared
 

@@ -106,7 +106,7 @@ def learn_subspaces(
             for out in range(num_holdouts)
         ]
         spanned[node] = spanned[parent] if inherited else fewest - 1
-        most = min(max_rank, num_features, fewest - 1 + inherited, spanned[node])
+        most = int(min(max_rank, num_features, fewest - 1 + inherited, spanned[node]))
         learn_cell = _cell_subspaces(x, rows, most, seed + node)
 
         def learn_without(out: int) -> int:
