@@ -81,10 +81,15 @@ def diagnose(posterior: Posterior, X: ArrayLike | None = None) -> list[Diagnosti
 
 
 def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
-    """What is wrong with the chains, in words, and what to do; or that nothing was found.
+    """What is wrong with the chains, in words, and what to do; or that nothing was found. Then what stage one chose.
 
     With rows X, shape (n, D), say ten of those that matter most, also whether their log densities have converged.
     """
+    chosen = [f"chosen from the data: {decision}" for decision in posterior.found.decisions]
+    return "\n".join([_problems(posterior, X), *chosen])
+
+
+def _problems(posterior: Posterior, X: ArrayLike | None) -> str:
     differs = _chains_with_other_directions(posterior)
     problems = [
         line

@@ -10,9 +10,20 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"index.md": "README.md", "results.md": "benchmarks/README.md", "changelog.md": "CHANGELOG.md"}
+PAGES = {
+    "index.md": "README.md",
+    "results.md": "benchmarks/README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+}
 # Links as the pages have them, and as the site does.
-LINKS = {"(../notebooks/": "(", "(notebooks/": "(", "(benchmarks/README.md)": "(results.md)"}
+LINKS = {
+    "(../notebooks/": "(",
+    "(notebooks/": "(",
+    "(benchmarks/README.md)": "(results.md)",
+    "(CONTRIBUTING.md)": "(contributing.md)",
+    "(CHANGELOG.md)": "(changelog.md)",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

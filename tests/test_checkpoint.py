@@ -129,6 +129,20 @@ def test_killed_process(data, tmp_path):
 
 
 @pytest.mark.slow
+def test_interrupted_classes(data, monkeypatch):
+    """As a fit of one density: the draws there are, with a warning. Not where a class would have none."""
+    key, labels = jax.random.key(1), (np.arange(90) % 3 > 0).astype(int)
+    options = {**OPTIONS, "calibrate": False}
+    monkeypatch.setattr("geode_jax.fitting.classes.SIZE_RATIO", 9.0)
+    with _stop_after(6, KeyboardInterrupt), pytest.warns(RuntimeWarning, match="has 20 of 30 draws per chain"):
+        found = geode_jax.fit_classes(key, data, labels, **options)
+    assert [member.num_draws for member in found.members] == [20, 20]
+    monkeypatch.setattr("geode_jax.fitting.classes.SIZE_RATIO", 1.0)  # one class after the other
+    with _stop_after(6, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        geode_jax.fit_classes(key, data, labels, **options)
+
+
+@pytest.mark.slow
 def test_classes(data, tmp_path):
     key, labels = jax.random.key(1), (np.arange(90) % 3 > 0).astype(int)
     whole = geode_jax.fit_classes(key, data, labels, **OPTIONS)

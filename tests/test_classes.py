@@ -2,6 +2,7 @@
 
 import dataclasses
 from contextlib import nullcontext
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -12,7 +13,7 @@ from scipy import special
 
 import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
-from geode_jax.fitting import classes
+from geode_jax.fitting import classes, memory
 
 SAMPLER = SamplerSettings(num_warmup=30, num_samples=20, segment_length=10)
 SETTINGS = DictionarySettings(num_trees=2, max_rank=2, depth=1, shared_span=SharedSpan(4))
@@ -225,6 +226,14 @@ def test_file(reduced, test, tmp_path):
 def test_bad_labels(train, labels, message):
     with pytest.raises(ValueError, match=message):
         geode_jax.fit_classes(jax.random.key(0), train[0], labels)
+
+
+def test_memory_that_will_not_suffice(train, monkeypatch):
+    """Told before the first class is fitted."""
+    monkeypatch.setattr(memory, "_physical_memory", lambda: 2**10)
+    monkeypatch.setattr(classes, "_fit_members", mock.Mock(side_effect=InterruptedError))
+    with pytest.warns(RuntimeWarning, match="GiB .*fewer trees"), pytest.raises(InterruptedError):
+        geode_jax.fit_classes(jax.random.key(0), *train, dictionary=SETTINGS, sampler=SAMPLER)
 
 
 def test_bad_rows(reduced):

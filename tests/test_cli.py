@@ -93,8 +93,11 @@ def test_info(folder, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["features"], found["trees"], found["complete_training_rows"]) == (6, 1, 90)
     assert found["feature_names"] == NAMES
+    assert any(choice.startswith("directions per node: ") for choice in found["choices"])
     assert run(["info", str(folder / "model.npz")]) == 0
-    assert "intrinsic dimension" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "intrinsic dimension" in text
+    assert all(choice in text for choice in found["choices"])
 
 
 def test_failures_are_one_line(folder, capsys):

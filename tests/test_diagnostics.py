@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from geode_jax import GammaPrior, Prior, diagnostics
+from geode_jax.model.found import Decision
 
 
 def _with_log_joint(posterior, values):
@@ -107,6 +108,20 @@ def test_learned_concentration_is_watched(clean):
     )
     learned = dataclasses.replace(learned, prior=prior)
     assert "log stop concentration" in {entry.quantity for entry in diagnostics.diagnose(learned)}
+
+
+def test_what_stage_one_chose_is_told(clean):
+    """Every choice once, with its gain where something was tried."""
+    decisions = (
+        Decision("shared span", "none", "gain of nodes within 2 common directions", -0.31, 0.042),
+        Decision("directions per node", "3", "as given"),
+    )
+    text = diagnostics.report(dataclasses.replace(clean, found=dataclasses.replace(clean.found, decisions=decisions)))
+    assert text.splitlines()[-2:] == [
+        "chosen from the data: shared span: none (gain of nodes within 2 common directions: -0.31 +- 0.042 nats per"
+        " held-out row)",
+        "chosen from the data: directions per node: 3 (as given)",
+    ]
 
 
 def test_chains_with_other_directions_are_told(clean):

@@ -212,6 +212,16 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     assert not np.array_equal(first.without[1][folds == 2], second.without[1][folds == 2])
 
 
+@pytest.mark.parametrize("holes", [1, 2])
+def test_few_rows_with_missing_features(data, holes):
+    """All of them in one fold, whose dictionary then fills none."""
+    hidden = data.copy()
+    hidden[:holes, 0] = np.nan
+    forest = geode_jax.learn_forest(jax.random.key(0), hidden, dictionary=DICTIONARY)
+    assert forest.num_rows == len(data)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((forest.dictionary, forest.partial)))
+
+
 def test_low_rank_fill_finds_what_low_rank_data_hide():
     rng = np.random.default_rng(0)
     signal = rng.normal(size=(200, 3)) @ rng.normal(size=(3, 40))

@@ -276,13 +276,16 @@ def _info(options: argparse.Namespace) -> None:
         "weight_of_scales": posterior.scale_weights.mean(axis=(0, 1, 2)).round(4).tolist(),
         "noise_of_scales": posterior.sigma.mean(axis=(0, 1, 2)).tolist(),
         "lost_mass": None if posterior.lost_mass is None else float(posterior.lost_mass.mean()),
+        "choices": [str(decision) for decision in posterior.found.decisions],
         "held_out_log_density": float(model.held_out_scores_.mean()) if model.held_out_scores_.size else None,
     }
     if options.json:
         print(json.dumps(found))
         return
     for name, value in found.items():
-        if isinstance(value, list):
+        if name == "choices":  # sentences: a line each
+            value = f"\n{'':<24}".join(value) if value else None
+        elif isinstance(value, list):
             shown = [f"{item:.4g}" if isinstance(item, float) else str(item) for item in value]
             value = ", ".join(shown[:10]) + (", ..." if len(shown) > 10 else "")
         elif isinstance(value, float):
