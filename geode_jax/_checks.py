@@ -1,4 +1,4 @@
-"""Every message about a wrong argument: which argument, what was expected, what came."""
+"""Checks of arguments. Error messages name the argument, what was expected, and what was given."""
 
 import numbers
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def check_key(key: Any, name: str = "key") -> KeyArray:
 
 
 def check_integer(value: Any, name: str, minimum: int) -> int:
-    """Return `value` as an int, at least `minimum`; bools and floats are refused."""
+    """Return `value` as an int, at least `minimum`; bools and floats are rejected."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}: expected an integer, got {value!r} of type {type(value).__name__}")
     if value < minimum:
@@ -56,7 +56,7 @@ def check_instance(value: Any, name: str, kinds: type | tuple[type | None, ...])
 
 
 def check_mesh(mesh: Any, limits: Mapping[str, int], name: str = "mesh") -> Mesh | None:
-    """Return a mesh of devices whose axes are among those of `limits`, each of a size that divides its number there."""
+    """Return a mesh of devices whose axes are among the keys of `limits`, with sizes that divide the values there."""
     check_instance(mesh, name, (Mesh, None))
     for axis, size in {} if mesh is None else mesh.shape.items():
         if axis not in limits:
@@ -120,10 +120,10 @@ def check_data(
     min_rows: int = 1,
     num_features: int | None = None,
 ) -> np.ndarray:
-    """Return `data` as a float32 or float64 array of shape (n, D), never a copy where none is needed.
+    """Return `data` as a float32 or float64 array of shape (n, D), without a copy if none is needed.
 
-    Accepts anything NumPy can read, pandas and polars frames included. NaN means missing where `allow_nan`, and is
-    an error elsewhere; infinite values always are.
+    Accepts anything NumPy can read, including pandas and polars frames. With `allow_nan`, NaN means missing, and a row
+    of NaN alone is an error; otherwise NaN is an error. Infinite values always are.
     """
     array = _as_float_array(data, name)
     if array.ndim != 2:

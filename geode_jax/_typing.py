@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 __all__ = ["Array", "ArrayLike", "Bool", "Count", "DTypeLike", "Float", "Int", "KeyArray", "Shaped", "precision_of"]
 
 KeyArray: TypeAlias = jax.Array
-# a number of things, known when tracing or not; one each where problems are stacked
+# a count, as a Python integer or a traced array; an array with one count per problem where problems are stacked
 Count: TypeAlias = Any
 ArrayLike: TypeAlias = Any
 DTypeLike: TypeAlias = Any

@@ -1,7 +1,7 @@
-"""Have the chains converged? Split R-hat and effective sample sizes of what does not depend on labels.
+"""Convergence of the chains: split R-hat and effective sample sizes of label-invariant quantities.
 
-Nodes of different trees mean different things, so chains are compared within a tree only. Rank-normalised split R-hat,
-bulk and tail effective sample size as in Vehtari et al. (2021, Bayesian Analysis 16), on NumPyro's estimators.
+Nodes of different trees are not comparable, so chains are compared within a tree only. Rank-normalised split R-hat,
+bulk and tail effective sample size as in Vehtari et al. (2021, Bayesian Analysis 16), with NumPyro's estimators.
 
 Imported by the user (``from geode_jax import diagnostics``): it needs NumPyro, which the rest of the package does not.
 """
@@ -18,13 +18,13 @@ from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.api import log_density_draws
 from geode_jax.settings import GammaPrior
 
-# Vehtari et al. ask for R-hat below 1.01 and 100 effective draws per chain before a posterior is reported; what is
-# flagged here is worse than that, bad enough to change predictions.
+# Vehtari et al. recommend R-hat below 1.01 and 100 effective draws per chain before a posterior is reported. The limits
+# here are looser: what exceeds them is bad enough to change predictions.
 LARGEST_R_HAT = 1.05
 FEWEST_EFFECTIVE = 50
-# Noise below this share of the data's deviation is no measurement's.
+# Noise below this share of the data's standard deviation is too small for any measurement: it has collapsed.
 COLLAPSED_NOISE = 1e-4
-# Rows that lose more than this posterior mass to nodes that are not their candidates.
+# Largest share of posterior mass at nodes that are not candidates that is not reported.
 LARGEST_LOST_MASS = 0.01
 
 
@@ -43,9 +43,9 @@ class Diagnostic(NamedTuple):
 def quantities(posterior: Posterior, X: ArrayLike | None = None) -> dict[str, np.ndarray]:
     """Label-invariant scalars of every draw, (F, C, T) each.
 
-    The log joint, log sigma and weight of every scale that holds at least 1% of some tree's weight, the number of
-    active directions of a row's node, log a_S where it is learned, and with rows X, shape (n, D), the log density of
-    each and their mean: what predictions average.
+    The log joint; log sigma and weight of every scale that holds at least 1% of some tree's weight; the number of
+    active directions of a row's node; log a_S if it is learned; and with rows X, shape (n, D), the log density of each
+    row, which predictions average, and their mean.
     """
     weights = posterior.scale_weights
     count = np.asarray(posterior.draws.count, np.float64)
@@ -81,9 +81,9 @@ def diagnose(posterior: Posterior, X: ArrayLike | None = None) -> list[Diagnosti
 
 
 def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
-    """What is wrong with the chains, in words, and what to do; or that nothing was found. Then what stage one chose.
+    """Report problems of the chains in words, with what to do about them, and the choices of stage one.
 
-    With rows X, shape (n, D), say ten of those that matter most, also whether their log densities have converged.
+    With rows X, shape (n, D), for example ten typical ones, it also says whether their log densities have converged.
     """
     chosen = [f"chosen from the data: {decision}" for decision in posterior.found.decisions]
     return "\n".join([_problems(posterior, X), *chosen])
@@ -122,7 +122,7 @@ def _problems(posterior: Posterior, X: ArrayLike | None) -> str:
     return f"no problem found: {chains}, and every quantity has at least {FEWEST_EFFECTIVE} effective draws"
 
 
-# Quantities that have another value by construction where chains froze other directions.
+# Quantities that differ by construction between chains that ended adaptation with different directions.
 _BY_DIRECTIONS = ("log joint", "active directions")
 
 
@@ -134,7 +134,7 @@ def _chains_with_other_directions(posterior: Posterior) -> np.ndarray:
 
 
 def _complaints_about_scales(posterior: Posterior) -> list[str]:
-    """Noise that has collapsed, and scales that are there for nothing."""
+    """Problems of scales: collapsed noise, and scales without rows."""
     weights = posterior.scale_weights.mean(axis=(0, 1, 2))
     # in model coordinates, where the data's mean square is 1
     noise = np.exp(0.5 * np.median(np.asarray(posterior.draws.log_sigma2, np.float64), axis=(0, 1, 2)))
@@ -172,7 +172,7 @@ def _diagnose_one(tree: int, name: str, values: np.ndarray) -> Diagnostic:
 
 
 def _r_hat(values: np.ndarray) -> float:
-    """Split R-hat; infinite where every chain stands still in a place of its own."""
+    """Split R-hat; infinite if every chain is constant, at different values."""
     if np.ptp(values) == 0.0:
         return 1.0
     if (np.ptp(values, axis=1) == 0.0).all():
@@ -181,7 +181,7 @@ def _r_hat(values: np.ndarray) -> float:
 
 
 def _effective(values: np.ndarray) -> float:
-    """Effective sample size over chains; one draw per chain where every chain stands still in a place of its own."""
+    """Effective sample size over chains; one draw per chain if every chain is constant, at different values."""
     if np.ptp(values) == 0.0:
         return float(values.size)
     if (np.ptp(values, axis=1) == 0.0).all():

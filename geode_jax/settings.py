@@ -1,4 +1,4 @@
-"""Options of a fit as small frozen classes, validated when they are made."""
+"""Options of a fit as small frozen dataclasses, validated on construction."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ Kind = TypeVar("Kind")
 class CrossFit:
     """Statistics of a row come from a dictionary that never saw the row.
 
-    Rows get one fold each, the same for every node; the dictionary is learned once more without each fold.
+    Each row is in one fold, the same for every node; the dictionary is learned once more without each fold.
     """
 
     num_folds: int = 5
@@ -28,10 +28,11 @@ class CrossFit:
 class FeatureNoise:
     """A noise scale per feature: the noise covariance is ``sigma2 * diag(scale**2)`` instead of ``sigma2 * I``.
 
-    The scales are root-mean-square cross-fitted residuals off the local subspaces, iterated `num_rounds` times, at
-    least `floor` times their mean (which is what a constant or nearly constant feature gets), with geometric mean 1,
-    and drawn together as far as their differences are the errors of their estimates. Where features are in different
-    units, and held-out rows tell so, each is first divided by its own deviation.
+    The scales are root-mean-square cross-fitted residuals off the local subspaces, from `num_folds` folds, iterated
+    `num_rounds` times, with geometric mean 1. They are shrunk towards each other as far as their differences are
+    estimation errors (empirical Bayes), and are at least `floor` times their mean, which is what a constant or nearly
+    constant feature gets. If held-out rows show that features are in different units, each feature is first divided by
+    its standard deviation.
     """
 
     num_rounds: int = 3
@@ -49,7 +50,7 @@ class SharedSpan:
     """Centres and directions of all nodes lie in the span of the leading directions of the whole data.
 
     What is outside is noise at every node, so that nodes learn `rank` coordinates instead of D. None chooses the rank
-    by cross-fitted likelihood, no span being one of the choices; it needs `cross_fit`, without which there is no span.
+    by cross-fitted likelihood, where no span is one of the choices. Without `cross_fit`, None means no span.
     """
 
     rank: int | None = None
@@ -61,13 +62,14 @@ class SharedSpan:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseCovariance:
-    """The noise has a full covariance, ``sigma2 * R R``, the same for all nodes but for their sigma2.
+    """The noise has a full covariance, ``sigma2 * R R``, the same for all nodes up to the factor sigma2.
 
-    R has the principal axes of the whole data, and eigenvalues by what the nodes leave over along them, both learned
-    without the rows that they are judged by (`learning/noise_covariance.py`). It is taken where cross-fitted likelihood
-    says that it helps: where features correlate beyond a few directions, as neighbouring pixels do. It is not looked
-    for in more than `max_features` features, as its work grows with the cube of their number; in more than twice as
-    many features as rows; where training rows have missing features; without `cross_fit`; and in classes.
+    The eigenvectors of R are the principal axes of the whole data, its eigenvalues come from the residuals of the nodes
+    along them; both are learned without the rows that they are judged on (`learning/noise_covariance.py`). The
+    covariance is used if it improves the cross-fitted likelihood: where features correlate beyond a few directions, as
+    neighbouring pixels do. It is not tried with more than `max_features` features, as its cost grows with the cube of
+    their number; with more than twice as many features as rows; with missing features in training rows; without
+    `cross_fit`; and in :func:`geode_jax.fit_classes`.
     """
 
     max_features: int = 1000
@@ -78,13 +80,14 @@ class NoiseCovariance:
 
 @dataclasses.dataclass(frozen=True)
 class MissingRows:
-    """What a fit does about rows with missing features.
+    """How a fit treats rows with missing features.
 
-    `num_candidates`: nodes that such a row may belong to; None is 6. `num_groups`: a sweep draws one group of these
-    rows, so that each is drawn in every `num_groups`-th sweep; None takes 1 to 4 by their cost.
+    - `num_candidates` (default None): nodes that such a row may belong to; None is 6.
+    - `num_groups` (default None): each sweep updates one of this many groups of these rows, so that a row is updated in
+      every `num_groups`-th sweep; None takes 1 to 4, by cost.
 
-    The sampler keeps two (d, d) matrices per tree, row and candidate, ``8 F n_m M d**2`` bytes in float32 (with few
-    patterns of missing features: per tree, pattern, fold and node).
+    The sampler keeps two (d, d) matrices per tree, row and candidate, ``8 F n_m M d**2`` bytes in float32 for n_m such
+    rows (with few patterns of missing features: per tree, pattern, fold and node).
     """
 
     num_candidates: int | None = None
@@ -97,7 +100,7 @@ class MissingRows:
 
 
 def _renamed(old: str, new: str) -> Callable[[type[Kind]], type[Kind]]:
-    """Let a settings class take and give the field `new` by its `old` name too, with a DeprecationWarning."""
+    """Let a settings class accept and return the field `new` under its `old` name too, with a DeprecationWarning."""
 
     def warn(name: str) -> None:
         warnings.warn(f"{name}.{old} is called {new} now", DeprecationWarning, stacklevel=3)
@@ -126,18 +129,27 @@ def _renamed(old: str, new: str) -> Callable[[type[Kind]], type[Kind]]:
 @_renamed("noise_shape", "noise_covariance")
 @dataclasses.dataclass(frozen=True)
 class DictionarySettings:
-    """How stage one learns the trees and their dictionaries. None means: chosen from the data's shape.
+    """How stage one learns the trees and their dictionaries.
 
-    `max_rank`: directions per node; None: as many as held-out rows tell of and half as many again, up to 100. `depth`:
-    scales below the root. `num_trees`: trees that are averaged. `num_neighbors`: neighbours per row in the graph.
-    `tree_rows`: rows that a tree's graph and cuts are learned from, other ones for every tree; the rest go to the
-    nearer centre from the root down. `min_cell_size`: rows below which a cell is not split off. `num_candidates`: nodes
-    of each tree that a row may belong to, the sampler's memory and time being in proportion; the posterior's
-    `lost_mass` tells what that leaves out. `parent_rows`: how many rows the parent's covariance counts for in a cell's;
-    None as in the paper, where cells share nothing. `cross_fit`: None gives the paper's in-sample statistics.
-    `feature_noise`: None gives all features the same noise, as in the paper. `noise_covariance`: None lets the noise
-    of different features be independent, as in the paper. `shared_span`: None lets nodes learn their directions in R^D,
-    as in the paper. `missing_rows`: for rows with missing features.
+    - `max_rank` (default None): directions per node. None chooses the number by held-out likelihood, adds half as many
+      again, and takes at most 100.
+    - `depth` (default None): scales of a tree below the root; None chooses by the number of rows.
+    - `num_trees` (default 8): trees that are averaged.
+    - `num_neighbors` (default None): neighbours per row in the graph; None chooses by the number of rows.
+    - `tree_rows` (default None): rows that a tree's graph and cuts are learned from, different ones for every tree; the
+      other rows descend from the root to the nearer centre. None: all rows, up to 100,000.
+    - `min_cell_size` (default None): smallest number of rows in a cell; None is 10, less with few rows.
+    - `num_candidates` (default None): nodes of each tree that a row may belong to. Memory and time of the sampler are
+      proportional to it, and ``Posterior.lost_mass`` says how much mass it leaves out. None: all nodes, or 8 to 32
+      where their statistics would take more than 1 GiB.
+    - `parent_rows` (default 3.0): how many rows the parent's covariance counts for in that of a cell; None, as in the
+      paper, lets cells share nothing.
+    - `cross_fit` (default ``CrossFit()``): None gives the paper's in-sample statistics.
+    - `feature_noise` (default ``FeatureNoise()``): None gives all features the same noise, as in the paper.
+    - `noise_covariance` (default ``NoiseCovariance()``): None makes the noise of different features independent, as in
+      the paper.
+    - `shared_span` (default ``SharedSpan()``): None lets nodes learn their directions in R^D, as in the paper.
+    - `missing_rows` (default ``MissingRows()``): for rows with missing features.
     """
 
     max_rank: int | None = None
@@ -179,7 +191,8 @@ class DictionarySettings:
     def published(cls, max_rank: int = 20, depth: int | None = None) -> "DictionarySettings":
         """Stage one as in the paper: one tree, in-sample statistics, isotropic noise, no shared span.
 
-        Cells have at least 20 rows: in sample, smaller ones over-fit more, which would make it worse than it is.
+        Cells have at least 20 rows: with in-sample statistics smaller cells over-fit even more, which would make the
+        published form look worse than it is.
         """
         return cls(
             max_rank=max_rank,
@@ -210,12 +223,16 @@ class GammaPrior:
 class Prior:
     """Hyperparameters of the model (the paper's section 2).
 
-    `tau_rate`: a in ``tau ~ Exp(a)`` on [1, inf): the smaller, the harder later directions are shrunk. The paper's 0.05
-    shrinks by twenty per direction, also where a cell has few rows (`python -m benchmarks.stage_one` compares values);
-    far above 1, nodes of few rows hold rows of others and say wrong intrinsic dimensions. `noise_shape`, `noise_rate`:
-    ``1/sigma2 ~ Gamma`` in units of the data's root-mean-square deviation. `stop_concentration`: a_S in ``S ~ Beta(1,
-    a_S)``, large for deep trees; a number, or a :class:`GammaPrior` to learn it. `right_concentration`: b_R in ``R ~
-    Beta(b_R, b_R)``.
+    - `tau_rate` (default 1.0): a in ``tau ~ Exp(a)`` on [1, inf); the smaller it is, the harder later directions are
+      shrunk. The paper's 0.05 shrinks by a factor of about twenty per direction, even in cells of few rows (`python -m
+      benchmarks.stage_one` compares values). Far above 1, nodes of few rows take rows from other nodes and give wrong
+      intrinsic dimensions.
+    - `noise_shape` (default 0.5): shape of the prior ``1/sigma2 ~ Gamma(noise_shape, noise_rate)``, where sigma is in
+      units of the data's root-mean-square deviation.
+    - `noise_rate` (default 0.5): rate of that prior.
+    - `stop_concentration` (default 1.0): a_S in ``S ~ Beta(1, a_S)``, large for deep trees; a number, or a
+      :class:`GammaPrior` to learn it.
+    - `right_concentration` (default 1.0): b_R in ``R ~ Beta(b_R, b_R)``.
     """
 
     tau_rate: float = 1.0
@@ -239,7 +256,7 @@ class Prior:
 
 @dataclasses.dataclass(frozen=True)
 class ExactShrinkage:
-    """Move u and tau by steps that leave the stated joint exactly as it is."""
+    """Update u and tau by steps that leave the model's posterior exactly invariant."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +264,7 @@ class PublishedShrinkage:
     """Draw u and tau by steps 3 and 4 as printed in the paper, for reproduction.
 
     Step 3 has shape ``delta + n/2`` where the prior implies ``delta + 1 + n/2``; step 4 drops the other tau's and the
-    normaliser of the truncated gamma. The result is not a sampler of the stated joint.
+    normaliser of the truncated gamma. These steps do not sample the model's posterior.
     """
 
 
@@ -260,9 +277,9 @@ class DirectMembership:
 class SliceMembership:
     """Draw a row's node by the multiscale slice sampler of Canale & Dunson (the paper's section 2.2).
 
-    A uniform variable below the weight of the row's scale leaves only scales of larger weight open to the row. It has
-    the same posterior as the direct draw. It was made for trees of unbounded depth; on a tree of given depth it saves
-    no work and mixes more slowly (``python -m benchmarks.mixing``), so its use is reproduction.
+    A uniform variable below the weight of the row's scale restricts the row to scales of larger weight. The posterior
+    is the same as with the direct draw. It was made for trees of unbounded depth; on a tree of given depth it saves no
+    work and mixes more slowly (``python -m benchmarks.mixing``), so use it only for reproduction.
     """
 
 
@@ -271,7 +288,7 @@ class RankAdaptation:
     """Removal and return of directions during warm-up (the paper's steps 6 and 7).
 
     At sweep t, with probability ``exp(intercept + slope * t)``, every node adapts: directions whose variance is below
-    `tolerance` times the node's largest are removed; where none is, one removed direction returns.
+    `tolerance` times the node's largest are removed; at a node where none is, one removed direction returns.
     """
 
     tolerance: float = 1e-4

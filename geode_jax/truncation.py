@@ -1,11 +1,11 @@
-"""What is lost by a finite tree and a finite number of directions, a priori, and how many of each an error allows.
+"""Truncation error of a finite depth and a finite rank under the prior, and the depth and rank a given error needs.
 
-The model's tree may be endless, and so may the directions of a node. Let f be the density under the endless model and g
-that of the model cut off, given the same parameters; errors are bounds on the prior mean of their total variation
-distance (the paper's two truncation theorems, for the prior as it stands here).
+The model's tree may be infinite, and so may the number of directions of a node. Let f be the density under the infinite
+model and g that of the truncated model, given the same parameters. Errors are bounds on the prior mean of their total
+variation distance (the paper's two truncation theorems, for the prior used here).
 
-**Depth.** Cut below scale L, where every row stops, only rows that would have gone on can lie elsewhere. Each of L + 1
-nodes on their path let them pass with probability 1 - S, S ~ Beta(1, a_S), so that
+**Depth.** If the tree ends at scale L, where every row stops, the distribution changes only for rows that would have
+gone on. Each of the L + 1 nodes on their path lets them pass with probability 1 - S, S ~ Beta(1, a_S), so that
 
     E TV(f, g)  <=  E ( a_S / (1 + a_S) )^(L + 1) .
 
@@ -16,7 +16,7 @@ r = E tau^-2 = a (1 - a e^a E_1(a)) these sum up to a geometric series, and by P
 
     E TV(f, g)  <=  ( e r^(d + 1) / (4 (1 - r)) )^(1/2) .
 
-Data may ask for more than the prior expects: these are floors for `depth` and `max_rank`, not choices.
+Data may need more than the prior expects: these are lower bounds for `depth` and `max_rank`, not recommended values.
 """
 
 import bisect
@@ -30,7 +30,7 @@ from geode_jax.settings import GammaPrior, Prior
 
 
 def depth_error(depth: int, prior: Prior | None = None) -> float:
-    """Bound on the expected total variation distance that a tree of `depth` scales below the root leaves."""
+    """Bound on the expected total variation distance of a tree with `depth` scales below the root."""
     depth = check_integer(depth, "depth", 0)
     concentration = (check_instance(prior, "prior", (Prior, None)) or Prior()).stop_concentration
     if not isinstance(concentration, GammaPrior):
@@ -40,7 +40,7 @@ def depth_error(depth: int, prior: Prior | None = None) -> float:
 
 
 def rank_error(rank: int, prior: Prior | None = None) -> float:
-    """Bound on the expected total variation distance that `rank` directions per node leave."""
+    """Bound on the expected total variation distance of a model with `rank` directions per node."""
     rank = check_integer(rank, "rank", 0)
     a = (check_instance(prior, "prior", (Prior, None)) or Prior()).tau_rate
     ratio = a * (1.0 - a * float(_scaled_exp1(a)))
@@ -60,7 +60,7 @@ def rank_for(error: float, prior: Prior | None = None) -> int:
 
 
 def _least(is_enough: Callable[[int], bool]) -> int:
-    """The least number from 0 that is enough, where all above it are."""
+    """The smallest number from 0 for which `is_enough` holds; it must hold for all larger ones."""
     high = 1
     while not is_enough(high):
         high *= 2
@@ -68,5 +68,5 @@ def _least(is_enough: Callable[[int], bool]) -> int:
 
 
 def _scaled_exp1(a: float) -> float:
-    """``exp(a) E_1(a)``: as a confluent hypergeometric function, for the factors apart over- and underflow."""
+    """``exp(a) E_1(a)`` as a confluent hypergeometric function, since the factors alone overflow and underflow."""
     return float(special.hyperu(1.0, 1.0, a))

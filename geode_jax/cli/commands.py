@@ -1,4 +1,4 @@
-"""What ``python -m geode_jax`` does: fit a density to a file, and use it on others, a chunk of rows after the other."""
+"""The commands of ``python -m geode_jax``: fit a density to a file, and apply it to others in chunks of rows."""
 
 import argparse
 import json
@@ -144,13 +144,13 @@ def _fit(options: argparse.Namespace) -> None:
 
 
 def _check_place(path: Path) -> None:
-    """A fit takes long: whether its result can be saved is seen before."""
+    """Check that the model can be saved, before a long fit."""
     if path.suffix.lower() != ".npz" or not path.parent.is_dir():
         raise TableError(f"{path}: expected an .npz file in a folder that exists")
 
 
 def _load(path: Path) -> tuple[GeodeDensity, list[str] | None]:
-    """The model, and the names of its features where it knows them (it no longer does: rows come as arrays)."""
+    """The model, and the names of its features if it has them; they are removed from it, as rows come as arrays."""
     model = GeodeDensity.load(path)
     names = getattr(model, "feature_names_in_", None)
     if names is None:
@@ -162,7 +162,7 @@ def _load(path: Path) -> tuple[GeodeDensity, list[str] | None]:
 def _chunks(
     table: Table, path: Path, model: GeodeDensity, names: list[str] | None, text: str, quiet: bool
 ) -> Iterator[np.ndarray]:
-    """Rows of a table that has the model's features, with a bar."""
+    """Chunks of a table, checked to have the model's features, with a progress bar."""
     if names is not None and table.names is not None and names != table.names:
         wanted = ", ".join(sorted(set(names) - set(table.names))[:5])
         more = ", ".join(sorted(set(table.names) - set(names))[:5])
@@ -177,7 +177,7 @@ def _chunks(
 
 
 def _add_stream(command: Any, data: str, output: str) -> None:
-    """A model, a table to read and a table to write, told in words, a chunk of rows after the other."""
+    """Arguments of a command that reads a table and writes another; `data` and `output` are their help texts."""
     command.add_argument("model", type=Path, help="a model saved by fit")
     command.add_argument("data", type=Path, help=data)
     command.add_argument("output", type=Path, help=output)
@@ -247,7 +247,7 @@ def _add_sample(commands: Any) -> None:
 def _sample(options: argparse.Namespace) -> None:
     model, names = _load(options.model)
     generator = np.random.RandomState(options.seed)
-    model.set_params(random_state=generator)  # which goes on from chunk to chunk
+    model.set_params(random_state=generator)  # its state carries over from chunk to chunk
     with new_table(options.output, options.rows, names or _numbered(model)) as write:
         for start in range(0, options.rows, _SAMPLE_ROWS):
             write(model.sample(min(_SAMPLE_ROWS, options.rows - start)))

@@ -1,4 +1,4 @@
-"""Tables of numbers in files, read and written a chunk of rows after the other: .npy, .npz, .csv and .parquet."""
+"""Tables of numbers in .npy, .npz, .csv and .parquet files, read and written in chunks of rows."""
 
 import contextlib
 import csv
@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
-# What a cell of a .csv file may say of a missing value, in lower case.
+# Cells of a .csv file that mean a missing value, in lower case.
 _MISSING = frozenset({"", "na", "nan", "null", "none", "?"})
 
 Write = Callable[[np.ndarray], None]
@@ -23,7 +23,7 @@ class TableError(Exception):
 
 
 class Table(NamedTuple):
-    """Rows of a file: how many, the names of the columns where it has some, and the chunks."""
+    """The rows of a file: their number, the column names (None if it has none), and the chunks."""
 
     num_rows: int
     names: list[str] | None
@@ -98,7 +98,7 @@ def _read_csv(path: Path, chunk: int) -> Table:
 
 
 def _number(cell: str) -> float | None:
-    """The number of a cell, NaN where it is missing; None where it is neither."""
+    """The number in a cell, or NaN for a missing value; None if it is neither."""
     text = cell.strip()
     if text.lower() in _MISSING:
         return np.nan
@@ -146,9 +146,9 @@ def _parquet() -> Any:
 
 @contextlib.contextmanager
 def new_table(path: Path, num_rows: int, names: Sequence[str]) -> Iterator[Write]:
-    """A function that appends chunks of rows to a new table of `num_rows` rows; it appears whole or not at all.
+    """A function that appends chunks of rows to a new table of `num_rows` rows; no partial file is left behind.
 
-    An array file has no names. An .npz file holds one array, X.
+    .npy and .npz files have no column names. An .npz file holds one array, X.
     """
     writers = dict(zip(SUFFIXES, (_write_npy, _write_npz, _write_csv, _write_parquet), strict=True))
     writer = writers[_suffix(path)]

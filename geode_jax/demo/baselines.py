@@ -1,4 +1,4 @@
-"""What a user would reach for instead, from scikit-learn, with the conditionals it does not offer."""
+"""Baselines from scikit-learn, with the conditional distributions that it does not offer."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -69,7 +69,7 @@ class NormalMixture(NamedTuple):
 
 
 def fit_gaussian_mixture(x: np.ndarray, sizes: Iterable[int], seed: int) -> NormalMixture:
-    """Mixture of normals with the number of components and the covariances' form chosen by BIC."""
+    """Mixture of normals with the number of components and the covariance type chosen by BIC."""
     forms = ("full", "tied", "diag")
     fits = [GaussianMixture(size, covariance_type=form, random_state=seed).fit(x) for form in forms for size in sizes]
     best = min(fits, key=lambda mixture: mixture.bic(x))

@@ -1,4 +1,4 @@
-"""The main job on real data: density, missing pixels and new images of scikit-learn's digits."""
+"""The demo: density, missing pixels and new images of scikit-learn's digits."""
 
 import importlib.util
 import sys
@@ -28,7 +28,8 @@ def run(output: Path, seed: int = 0) -> None:
     print(f"\n{'held-out':<46}{'log density':>12}{'mean abs.':>11}{'coverage':>10}{'width':>8}")
     print(f"{'':<46}{'nats/image':>12}{'error':>11}{'of 95%':>10}{'':>8}")
     rows = [("GEODE", model.score_samples(test), geode_intervals)]
-    # Their matrices are small: a second BLAS thread only waits, and on a busy machine waits 20 times as long.
+    # Their matrices are too small for a second BLAS thread to help; on a busy machine waiting for it takes 20 times as
+    # long.
     with threadpool_limits(1):
         for mixture in (
             fit_gaussian_mixture(train, (1, 2, 4, 8, 16, 32, 48, 64), seed),

@@ -1,4 +1,4 @@
-"""What all estimators share: their parameters, how these become settings, fitting, saving."""
+"""What all estimators share: parameters and their conversion to settings, fitting, saving."""
 
 import os
 from collections.abc import Mapping
@@ -38,10 +38,10 @@ class GeodeEstimator(BaseEstimator):
 
     posterior_: Any
 
-    # fitted attributes that a file holds, beside what the posterior does
+    # fitted attributes that are saved in addition to the posterior
     _saved: ClassVar[tuple[str, ...]] = ("n_features_in_", "feature_names_in_")
 
-    # parameters that a file does not hold: it may be read elsewhere
+    # parameters that are not saved, since the file may be read on another machine
     _of_the_machine: ClassVar[tuple[str, ...]] = ("mesh",)
 
     def __init__(
@@ -82,7 +82,7 @@ class GeodeEstimator(BaseEstimator):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to one ``.npz`` file, without pickle.
 
-        Raises TypeError where `random_state` is a generator, which has no place in such a file.
+        Raises TypeError if `random_state` is a RandomState instance, which cannot be saved without pickle.
         """
         check_is_fitted(self)
         header, arrays = self._to_archive()
@@ -100,7 +100,7 @@ class GeodeEstimator(BaseEstimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file written by :meth:`save`. Raises ValueError where it is of another class, or damaged."""
+        """Read a file written by :meth:`save`. Raises ValueError if it holds another class, or is damaged."""
         return read_archive(path, _FORMAT, _FORMAT_VERSION, f"{cls.__name__}.save", cls._rebuild)
 
     @classmethod
@@ -158,7 +158,7 @@ class GeodeEstimator(BaseEstimator):
         self.posterior_ = Posterior.from_archive(header, arrays)
 
     def _fitted(self, X: ArrayLike) -> tuple[Posterior, np.ndarray]:
-        """The posterior, and rows for a prediction, checked against those of fit."""
+        """The posterior, and the rows to predict, checked against the features seen in fit."""
         check_is_fitted(self)
         return self.posterior_, validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
 

@@ -1,4 +1,4 @@
-"""Classification: one density per class, weighed by the classes' probabilities."""
+"""Classification: one density per class, weighted by the class probabilities."""
 
 import dataclasses
 import os
@@ -30,14 +30,41 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
     priors : array-like of shape (n_classes,), default=None
         Class probabilities, in the order of `classes_`; None takes the shares of the training rows.
     span_rank : int or None, default=50
-        Leading directions of all rows in whose span the classes are told apart; used where there are at least twice as
-        many features and 20 times as many rows, all complete. None for no span.
+        Number of leading directions, of all rows together, in whose span the class densities are learned. Used only if
+        there are at least twice as many features and 20 times as many rows, all of them complete. None for no span.
     calibrate : bool, default=True
         Raise the densities to the power that predicts held-out training rows best.
     vote : bool, default=False
         Probabilities as in the paper: the share of posterior draws under which a class is the most probable.
-    max_rank, depth, num_trees, cross_fit, feature_noise, shrinkage, prior, num_warmup, num_samples, num_chains, dtype,
-    progress, checkpoint, mesh, random_state
+    max_rank : int, default=None
+        As in :class:`GeodeDensity`.
+    depth : int, default=None
+        As in :class:`GeodeDensity`.
+    num_trees : int, default=8
+        As in :class:`GeodeDensity`.
+    cross_fit : int or None, default=5
+        As in :class:`GeodeDensity`.
+    feature_noise : bool, default=True
+        As in :class:`GeodeDensity`.
+    shrinkage : ExactShrinkage or PublishedShrinkage, default=None
+        As in :class:`GeodeDensity`.
+    prior : Prior, default=None
+        As in :class:`GeodeDensity`.
+    num_warmup : int, default=500
+        As in :class:`GeodeDensity`.
+    num_samples : int, default=500
+        As in :class:`GeodeDensity`.
+    num_chains : int, default=1
+        As in :class:`GeodeDensity`.
+    dtype : {"float32", "float64"}, default="float32"
+        As in :class:`GeodeDensity`.
+    progress : bool, default=False
+        As in :class:`GeodeDensity`.
+    checkpoint : path or None, default=None
+        As in :class:`GeodeDensity`.
+    mesh : jax.sharding.Mesh or None, default=None
+        As in :class:`GeodeDensity`.
+    random_state : int, RandomState instance or None, default=None
         As in :class:`GeodeDensity`.
 
     Attributes

@@ -1,4 +1,4 @@
-"""The density itself, with scikit-learn's verbs."""
+"""Density estimation with scikit-learn's interface."""
 
 from typing import Any, Self
 
@@ -19,38 +19,43 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     Parameters
     ----------
     max_rank : int, default=None
-        Directions per node; None chooses as many as held-out rows tell of and half as many again, up to 100.
+        Directions per node. None chooses the number by held-out likelihood, adds half as many again, and takes at most
+        100.
     depth : int, default=None
-        Scales below the root; None chooses from the number of rows.
+        Scales of a tree below the root; None chooses by the number of rows.
     num_trees : int, default=8
         Trees whose densities are averaged.
     cross_fit : int or None, default=5
-        Folds of the cross-fitted statistics; None is the paper's in-sample form.
+        Number of folds for the cross-fitted statistics; None is the paper's in-sample form.
     feature_noise : bool, default=True
         Learn a noise scale per feature; False is the paper's isotropic noise.
     shrinkage : ExactShrinkage or PublishedShrinkage, default=None
-        Conditionals of u and tau; None is the exact ones.
+        How u and tau are updated in the sampler; None is ``ExactShrinkage()``.
     prior : Prior, default=None
-        Hyperparameters of the model.
-    num_warmup, num_samples, num_chains : int
-        Sweeps per chain before and after adaptation, and chains per tree.
+        Hyperparameters of the model; None is ``Prior()``.
+    num_warmup : int, default=500
+        Warm-up sweeps per chain, in which ranks adapt; their draws are discarded.
+    num_samples : int, default=500
+        Draws kept per chain, one per sweep after warm-up.
+    num_chains : int, default=1
+        Chains per tree.
     dtype : {"float32", "float64"}, default="float32"
         Precision of the dictionary, the sampler and the predictions.
     progress : bool, default=False
         Show a progress bar on standard error.
     checkpoint : path or None, default=None
-        Folder in which an unfinished fit is kept; the same `fit` after a crash goes on from there.
+        Folder in which an unfinished fit is saved; the same `fit` after a crash resumes from there.
     mesh : jax.sharding.Mesh or None, default=None
-        Devices that share the work of `fit`, as in :func:`geode_jax.fit`; not kept in files.
+        Devices that share the work of `fit`, as in :func:`geode_jax.fit`; not saved by `save`.
     random_state : int, RandomState instance or None, default=None
-        Decides everything random in `fit` and `sample`.
+        Seed of everything random in `fit`, `sample` and `impute_draws`.
 
     Attributes
     ----------
     posterior_ : Posterior
         Dictionaries and draws; the functions of the package take it.
     intrinsic_dimension_ : int
-        Posterior mode of the number of directions a row's node uses.
+        Posterior mode of the number of directions that a row's node needs.
     held_out_scores_ : ndarray
         Leave-one-out log densities of the complete training rows, ascending; `novelty` compares with them.
     n_features_in_ : int
@@ -81,7 +86,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
 
     @property
     def intrinsic_dimension_(self) -> int:
-        """Posterior mode of the number of directions a row's node uses."""
+        """Posterior mode of the number of directions that a row's node needs."""
         return self.posterior_.intrinsic_dimension
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
@@ -89,16 +94,17 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         return log_density(*self._fitted(X))
 
     def score(self, X: ArrayLike, y: Any = None) -> float:
-        """Mean log density of the rows; unlike `KernelDensity`, and like `GaussianMixture`, not their sum."""
+        """Mean log density of the rows, as in `GaussianMixture` (`KernelDensity` returns the sum)."""
         return float(np.mean(self.score_samples(X)))
 
     def novelty(self, X: ArrayLike) -> np.ndarray:
-        """How novel each row is, (n,): its conformal p-value, the share of held-out training rows of lower density.
+        """Conformal p-value of each row, (n,): the share of training rows whose held-out density is not higher.
 
-        Rows like the training rows have a uniform one, so that ``model.novelty(X) < level`` flags that share of them,
-        whatever the density's own faults; novel rows have one near 0. It is at least ``1 / (1 + training rows)``.
-        Training rows are compared as held out (`held_out_scores_`), those with missing features left out. Raises
-        ValueError where X has NaN: densities of different features do not compare.
+        A small value means a novel row. Rows distributed like the training rows have uniform p-values, so that
+        ``model.novelty(X) < level`` flags that share of them even where the density fits badly. The smallest possible
+        value is ``1 / (1 + training rows)``. Training rows enter with their held-out densities (`held_out_scores_`);
+        those with missing features are left out. Raises ValueError if X has NaN, as densities of different features
+        cannot be compared.
         """
         posterior, data = self._fitted(X)
         data = check_data(data, "X", allow_nan=False)
@@ -117,8 +123,8 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Fill NaN with its conditional mean, (n, D); with `interval` (say 0.95), ``(filled, lower, upper)``.
 
-        `calibration`: rows that were not in the fit, by which the intervals hold also where whole parts of rows are
-        missing together (:func:`geode_jax.impute`).
+        `calibration`: rows that were not in the fit. With them, intervals are calibrated also where whole parts of rows
+        are missing together (see :func:`geode_jax.impute`).
         """
         if interval is None:
             if calibration is not None:

@@ -15,14 +15,41 @@ from geode_jax.predict.api import Imputation, impute, impute_draws, impute_mean
 class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
     """Fill in missing values (NaN) with their means given the observed values of the row, by GEODE's joint density.
 
-    Any pattern of missing values in `fit` and `transform`; rows may all be partial. What is wanted of uncertainty comes
-    from `impute` (central intervals) and `impute_draws` (multiple imputation). A row or column without any observed
-    value is an error.
+    Any pattern of missing values is allowed in `fit` and `transform`; rows may all be partial. For uncertainty, use
+    `impute` (central intervals) and `impute_draws` (multiple imputation). A row or column without any observed value is
+    an error.
 
     Parameters
     ----------
-    max_rank, depth, num_trees, cross_fit, feature_noise, shrinkage, prior, num_warmup, num_samples, num_chains, dtype,
-    progress, checkpoint, mesh, random_state
+    max_rank : int, default=None
+        As in :class:`GeodeDensity`.
+    depth : int, default=None
+        As in :class:`GeodeDensity`.
+    num_trees : int, default=8
+        As in :class:`GeodeDensity`.
+    cross_fit : int or None, default=5
+        As in :class:`GeodeDensity`.
+    feature_noise : bool, default=True
+        As in :class:`GeodeDensity`.
+    shrinkage : ExactShrinkage or PublishedShrinkage, default=None
+        As in :class:`GeodeDensity`.
+    prior : Prior, default=None
+        As in :class:`GeodeDensity`.
+    num_warmup : int, default=500
+        As in :class:`GeodeDensity`.
+    num_samples : int, default=500
+        As in :class:`GeodeDensity`.
+    num_chains : int, default=1
+        As in :class:`GeodeDensity`.
+    dtype : {"float32", "float64"}, default="float32"
+        As in :class:`GeodeDensity`.
+    progress : bool, default=False
+        As in :class:`GeodeDensity`.
+    checkpoint : path or None, default=None
+        As in :class:`GeodeDensity`.
+    mesh : jax.sharding.Mesh or None, default=None
+        As in :class:`GeodeDensity`.
+    random_state : int, RandomState instance or None, default=None
         As in :class:`GeodeDensity`.
 
     Attributes
@@ -55,15 +82,15 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
         return self
 
     def transform(self, X: ArrayLike) -> np.ndarray:
-        """Rows (n, D) with NaN at its conditional mean, observed values as they are."""
+        """Rows (n, D) with NaN replaced by its conditional mean; observed values are unchanged."""
         posterior, data = self._fitted(X)
         return impute_mean(posterior, data).astype(data.dtype)
 
     def impute(self, X: ArrayLike, interval: float = 0.95, calibration: ArrayLike | None = None) -> Imputation:
-        """``(mean, lower, upper)``, (n, D) each: conditional means and central intervals of this probability.
+        """``(filled, lower, upper)``, (n, D) each: conditional means and central intervals of this probability.
 
-        `calibration`: rows that were not in the fit, by which the intervals hold also where whole parts of rows are
-        missing together (:func:`geode_jax.impute`).
+        `calibration`: rows that were not in the fit. With them, intervals are calibrated also where whole parts of rows
+        are missing together (see :func:`geode_jax.impute`).
         """
         return impute(*self._fitted(X), interval=interval, calibration=calibration)
 

@@ -14,24 +14,54 @@ from geode_jax.predict.conditional import Conditional, condition
 
 
 class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
-    """Regression from GEODE's joint density of (x, y), conditioned on what is observed of x.
+    """Regression from GEODE's joint density of (x, y), conditioned on the observed features of x.
 
-    One fit serves several responses together, with their dependence; NaN is a missing value in X (fit and predict) and
-    in the responses of training rows. The responses enter with the root-mean-square deviation of the average feature,
-    unless features are in different units and `feature_noise` is left on: then each has its own, and so have they.
+    Several responses are modelled jointly. NaN is a missing value in X (fit and predict) and in the responses of
+    training rows. Each response is scaled so that its standard deviation is the root mean square of those of the
+    features. If held-out rows show that features are in different units (and `feature_noise` is True), every feature
+    and every response is then divided by its standard deviation.
 
     Parameters
     ----------
-    max_rank, depth, num_trees, cross_fit, feature_noise, shrinkage, prior, num_warmup, num_samples, num_chains, dtype,
-    progress, checkpoint, mesh, random_state
+    max_rank : int, default=None
+        As in :class:`GeodeDensity`.
+    depth : int, default=None
+        As in :class:`GeodeDensity`.
+    num_trees : int, default=8
+        As in :class:`GeodeDensity`.
+    cross_fit : int or None, default=5
+        As in :class:`GeodeDensity`.
+    feature_noise : bool, default=True
+        As in :class:`GeodeDensity`.
+    shrinkage : ExactShrinkage or PublishedShrinkage, default=None
+        As in :class:`GeodeDensity`.
+    prior : Prior, default=None
+        As in :class:`GeodeDensity`.
+    num_warmup : int, default=500
+        As in :class:`GeodeDensity`.
+    num_samples : int, default=500
+        As in :class:`GeodeDensity`.
+    num_chains : int, default=1
+        As in :class:`GeodeDensity`.
+    dtype : {"float32", "float64"}, default="float32"
+        As in :class:`GeodeDensity`.
+    progress : bool, default=False
+        As in :class:`GeodeDensity`.
+    checkpoint : path or None, default=None
+        As in :class:`GeodeDensity`.
+    mesh : jax.sharding.Mesh or None, default=None
+        As in :class:`GeodeDensity`.
+    random_state : int, RandomState instance or None, default=None
         As in :class:`GeodeDensity`.
 
     Attributes
     ----------
     posterior_ : Posterior
-        Of the joint density; its features are those of X, then ``(y - y_mean_) / y_scale_``.
-    y_mean_, y_scale_ : ndarray of shape (n_outputs,)
-        Origin and unit of each response in the joint density.
+        Posterior of the joint density; its features are those of X, then ``(y - y_mean_) / y_scale_``.
+    y_mean_ : ndarray of shape (n_outputs,)
+        Mean of each response over its observed values.
+    y_scale_ : ndarray of shape (n_outputs,)
+        What each response is divided by in the joint density.
     n_features_in_ : int
         Features seen in fit.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -72,9 +102,9 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """Mean of the responses given the observed features, shaped as y in fit; with `return_std` their spread too.
+        """Mean of the responses given the observed features, with columns as y in fit.
 
-        The standard deviation is that of a new response, noise included.
+        With `return_std` also the standard deviation of a new response, noise included.
         """
         conditional = self._given(X)
         if not return_std:
@@ -83,7 +113,7 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
         return self._to_responses(mean), self._shaped(self.y_scale_ * deviation)
 
     def predict_interval(self, X: ArrayLike, probability: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper end of the central interval that holds a new response with this probability."""
+        """Lower and upper end of the central interval that contains a new response with this probability."""
         lower, upper = self._given(X).interval(probability)
         return self._to_responses(lower), self._to_responses(upper)
 
@@ -114,9 +144,9 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
 
 
 def _frame(data: np.ndarray, responses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Origin and unit of each response: in these units it deviates like the average feature.
+    """Mean and unit of each response; in this unit its standard deviation is the root mean square of the features'.
 
-    A response without spread, or beside features without, keeps its unit.
+    The unit is 1 if the response is constant, or if all features are.
     """
     unit = np.sqrt(np.mean(np.square(_moments(data)[1])))
     mean, deviation = _moments(responses)

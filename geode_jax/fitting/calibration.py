@@ -1,4 +1,4 @@
-"""How far class densities may be believed: the power that predicts training rows best, whole and in part."""
+"""Calibration of class probabilities: the power of the class densities that predicts training rows best."""
 
 from collections.abc import Callable
 
@@ -9,27 +9,27 @@ from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict.classes import class_log_densities, mean_over_draws
 from geode_jax.rows.frame import to_model
 
-# Training rows that the probabilities are calibrated on.
+# At most this many training rows are used for calibration.
 CALIBRATION_ROWS = 5000
-# The same for rows of which only a part is observed, each of which costs as much as many complete ones.
+# The same for partially observed rows, each of which costs as much as many complete ones.
 PARTIAL_CALIBRATION_ROWS = 1000
 
 
 def calibrated_powers(
     posterior: ClassPosterior, data: np.ndarray, index: np.ndarray, held_out: list[np.ndarray]
 ) -> tuple[float, float]:
-    """`power` and `power_exponent` under which training rows have their own class with the highest probability.
+    """The `power` and `power_exponent` that give the true classes of training rows the highest probability.
 
-    Errors of neighbouring features hang together, so that a density of many is too sure of itself, and the less so the
-    fewer are observed: the exponent is learned from rows that lose features at random. A row's density under its own
-    class is that of the class without it, which `held_out` has for the complete rows of every class. Complete rows
-    only, the same share of every class; with fewer than two per class the densities are left as they are.
+    Errors of neighbouring features correlate, so that a density of many features is overconfident, and less so if few
+    of them are observed: the exponent is learned from rows in which features are hidden at random. For the true class
+    of a row its leave-one-out density is used; `held_out` has these for the complete rows of every class. Only complete
+    rows are used, the same share of every class; with fewer than two per class on average, the powers are 1 and 0.
     """
     is_complete = ~np.isnan(data).any(axis=1)
     log_own = np.full(data.shape[0], np.nan)
     for number, values in enumerate(held_out):
         log_own[(index == number) & is_complete] = values
-    # every so manieth row of each class
+    # every k-th row of each class
     order = np.argsort(index[is_complete], kind="stable")
     chosen = _at_most(np.flatnonzero(is_complete)[order], CALIBRATION_ROWS)
     if chosen.size < 2 * posterior.num_classes or posterior.num_classes < 2:
@@ -40,7 +40,7 @@ def calibrated_powers(
     outside = posterior.log_density_outside(to_model(rows, posterior.frame, posterior.dtype))
     optimism = log_density[np.arange(own.size), own] - log_own[chosen] - outside
     log_density[np.arange(own.size), own] -= optimism
-    # not above 1: that the densities separate the training rows is no reason to be surer than they are
+    # at most 1: that the densities separate the training rows does not justify more confidence than they express
     power = float(np.exp(_best(posterior, log_density, own, np.exp, (np.log(1e-3), 0.0))))
     if posterior.num_features < 2:
         return power, 0.0
@@ -49,20 +49,20 @@ def calibrated_powers(
 
 
 def _at_most(index: np.ndarray, number: int) -> np.ndarray:
-    """Evenly spread entries, at most so many."""
+    """At most `number` entries of `index`, evenly spaced."""
     return index[:: max(1, -(-index.size // number))]
 
 
 def _best_exponent(
     posterior: ClassPosterior, power: float, rows: np.ndarray, own: np.ndarray, optimism: np.ndarray
 ) -> float:
-    """The exponent that suits the rows after each has lost features at random, but not all."""
+    """The exponent that fits best after features of each row are hidden at random, at least one being kept."""
     rng = np.random.default_rng(0)
     kept = rng.random(rows.shape) < rng.uniform(0.2, 0.8, (own.size, 1))
     kept[np.arange(own.size), rng.integers(rows.shape[1], size=own.size)] = True
     share = kept.mean(axis=1, keepdims=True)
     log_density = mean_over_draws(class_log_densities(posterior, np.where(kept, rows, np.nan)))
-    # what a row has from its own class knowing it adds up over features
+    # the optimism of a row's density under the class that was learned from it adds up over features
     log_density[np.arange(own.size), own] -= optimism * share[:, 0]
     return _best(posterior, log_density, own, lambda value: np.minimum(1.0, power * share**value), (-2.0, 1.0))
 
@@ -74,7 +74,7 @@ def _best(
     power: Callable[[float], np.ndarray | float],
     bounds: tuple[float, float],
 ) -> float:
-    """The value under which densities to the power of it give the rows' own classes the highest probability."""
+    """The value for which densities raised to ``power(value)`` give the rows' true classes the highest probability."""
 
     def loss(value: float) -> float:
         scores = posterior.log_prior + power(value) * log_density

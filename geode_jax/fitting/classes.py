@@ -1,4 +1,4 @@
-"""From an array and labels to one posterior per class, in common coordinates."""
+"""Fit one posterior per class to an array and labels, in common coordinates."""
 
 import dataclasses
 import os
@@ -34,16 +34,16 @@ from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 # Directions of the span common to all classes where its rank is left open.
 SPAN_RANK = 50
-# Statistics of the classes that are sampled together: enough to fill any device's cores.
+# Bytes of statistics of the classes that are sampled together: enough to keep any device busy.
 BATCH_BYTES = 2**30
-# Classes that are sampled together have at most this ratio of sizes, for they are padded to one.
+# Classes that are sampled together differ in size by at most this ratio, as they are padded to the same size.
 SIZE_RATIO = 1.5
 
 
 class _Task(NamedTuple):
-    """What is the same for every class: coordinates of the rows, rows of each class, a plan, what is kept.
+    """What all classes share: model coordinates, the rows of each class, the plan, the request and the checkpoint.
 
-    The plan is that of the largest class, whose shape all share.
+    The plan is that of the largest class, whose array shapes all classes use.
     """
 
     x: np.ndarray
@@ -68,23 +68,23 @@ def fit_classes(
     checkpoint: str | os.PathLike[str] | None = None,
     mesh: Mesh | None = None,
 ) -> ClassPosterior:
-    """Fit one GEODE per class, for :func:`geode_jax.class_log_probabilities`.
+    """Fit one GEODE density per class, for :func:`geode_jax.class_log_probabilities`.
 
-    Units, noise scales of the features and the span of the leading directions are common to all classes: where they
-    differed, a class of little noise would win rows that it describes badly. With many features and enough rows, the
-    classes are densities of the coordinates in that span (``dictionary.shared_span``; 50 directions unless it says
-    otherwise; None for no span), and what is outside says nothing of the class.
+    Units, noise scales of the features and the span of the leading directions are common to all classes: if they
+    differed, a class with little noise would win rows that it describes badly. With many features and enough rows,
+    classes are densities of the coordinates in that span, and what is outside does not depend on the class. The rank
+    of the span is that of ``dictionary.shared_span``, by default 50; ``shared_span=None`` means no span.
 
     **Arguments:**
 
     - `key`, `X`, `dictionary`, `prior`, `sampler`, `dtype`, `progress`, `checkpoint`, `mesh`: as in
-      :func:`geode_jax.fit`. Where X has NaN there is no span.
+      :func:`geode_jax.fit`. If X has NaN, there is no span, and no noise scales of features.
     - `labels`: class of each row, (n,), integers 0..G-1, every one of them with at least two rows.
     - `class_probabilities`: (G,), positive; None takes the shares of the rows.
-    - `calibrate`: raise class densities to the power that predicts training rows best, each held out from its own
-      class: densities of high dimension are too sure of themselves. False leaves them as they are.
+    - `calibrate`: raise class densities to the power that predicts training rows best, each held out from its true
+      class, because densities in many dimensions are overconfident. False leaves them unchanged.
 
-    Raises TypeError or ValueError naming the argument, and FloatingPointError where sampling became non-finite.
+    Raises TypeError or ValueError naming the argument, and FloatingPointError if sampling became non-finite.
     """
     key = check_key(key)
     data = check_training_data(X)
@@ -163,7 +163,7 @@ def _common_coordinates(
 
 
 def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], settings: DictionarySettings) -> Plan:
-    """The plan of every class, without what is common to all and learned already."""
+    """The plan that all classes use, without the parts that are common to all classes and already learned."""
     largest = max(rows.size for rows in rows_of)
     num_partial = max(int(np.isnan(x[rows]).any(axis=1).sum()) for rows in rows_of)
     plain = dataclasses.replace(settings, feature_noise=None, noise_covariance=None, shared_span=None)
@@ -186,7 +186,7 @@ def _bytes_of_classes(task: _Task) -> dict[str, int]:
 
 
 def _batches(task: _Task) -> Iterator[list[int]]:
-    """Classes that are sampled together: of similar size, complete, and as many as memory allows."""
+    """Classes that are sampled together: of similar size, without missing values, and as many as memory allows."""
     sizes = np.array([rows.size for rows in task.rows_of])
     plan = task.plan
     per_row = 4 * plan.request.num_trees * plan.num_candidates(plan.max_rank) * plan.max_rank
@@ -204,7 +204,7 @@ def _batches(task: _Task) -> Iterator[list[int]]:
 def _fit_members(
     key: KeyArray, task: _Task, with_held_out: bool, show: Show
 ) -> tuple[list[Posterior], list[np.ndarray]]:
-    """Posterior of every class and, if asked for, the held-out log densities of its complete rows."""
+    """Posterior of every class and, with `with_held_out`, leave-one-out log densities of its complete rows."""
     num_classes = len(task.rows_of)
     frame = Frame(np.zeros(task.x.shape[1]), np.ones(task.x.shape[1]))
     sizes = np.array([rows.size for rows in task.rows_of])
@@ -212,7 +212,7 @@ def _fit_members(
     held_out: dict[int, np.ndarray] = {}
     for batch in _batches(task):
         largest = sizes[batch].max()
-        # classes of similar size share a program even where they are not sampled together
+        # classes of similar size share a compiled program even if they are not sampled together
         num_places = padded_size(int(sizes[sizes <= SIZE_RATIO * largest].max()))
         first, last = len(members) / num_classes, (len(members) + len(batch)) / num_classes
         show_batch = part_of(show, first, last)

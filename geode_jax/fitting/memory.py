@@ -1,4 +1,4 @@
-"""Whether a fit has room in memory, said before it begins."""
+"""How much memory a fit needs, and a warning before a fit that does not fit."""
 
 import os
 
@@ -10,14 +10,15 @@ from geode_jax.settings import SamplerSettings
 def bytes_needed(plan: Plan, sampler: SamplerSettings, itemsize: int, *, is_mapped: bool = False) -> dict[str, int]:
     """Bytes of the large arrays of a fit.
 
-    Dictionaries are learned once from all rows and once without each fold. Of rows with missing features the sampler
-    keeps other arrays (:class:`geode_jax.MissingRows`). `is_mapped`: complete rows of a mapped file are not copied.
+    Dictionaries are learned once from all rows and once without each fold. The sampler's additional arrays for rows
+    with missing features (:class:`geode_jax.MissingRows`) are not counted. `is_mapped`: complete rows of a
+    memory-mapped file are not copied.
     """
     num_trees, rank = plan.request.num_trees, plan.max_rank
     nodes = num_trees * plan.num_nodes
     pairs = num_trees * plan.num_rows * plan.num_candidates(rank)
     draws = nodes * sampler.num_chains * sampler.num_samples
-    # beside the rows, those whitened for one dictionary
+    # the rows, and a copy whitened for one dictionary at a time
     noise = plan.request.noise_covariance
     copies = 1 if noise is None or plan.num_features > noise.max_features else 2
     return {
@@ -29,7 +30,7 @@ def bytes_needed(plan: Plan, sampler: SamplerSettings, itemsize: int, *, is_mapp
 
 
 def warn_if_too_large(needed: dict[str, int]) -> None:
-    """A RuntimeWarning where the sum is more than this machine's memory, with the parts and what to do."""
+    """Warn (RuntimeWarning) if the sum exceeds this machine's memory, with the parts and what to do."""
     available = _physical_memory()
     if available is None or sum(needed.values()) <= available:
         return

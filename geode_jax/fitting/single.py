@@ -38,24 +38,26 @@ def fit(
     **Arguments:**
 
     - `key`: a JAX key; everything random in the fit follows from it.
-    - `X`: numbers, at least 2 different rows; arrays, and pandas or polars frames. NaN is a missing value: the
-      posterior is that given the observed ones. No row need be complete, but none may be empty, and no column. A file
-      of float32 or float64 without NaN that is mapped into memory, ``np.load(path, mmap_mode="r")``, is not kept as a
-      copy.
-    - `dictionary`, `prior`, `sampler`: settings of stage one, the model, and stage two; None is the default of each.
-    - `dtype`: float32 or float64, for the dictionary and the sampler, whatever JAX's global setting.
-    - `progress`: show a bar on standard error.
-    - `checkpoint`: a folder for the unfinished fit, made if need be. After stage one, and after every segment of the
-      sampler, what there is goes there; the same call after a crash goes on from it, to the same draws bit for bit. The
-      folder is yours to delete when the posterior is saved.
+    - `X`: an array, or a pandas or polars frame, of numbers with at least 2 different rows. NaN is a missing value:
+      the posterior is conditioned on the observed values. Rows may all be partial, but every row and every column needs
+      an observed value. A memory-mapped float32 or float64 file without NaN, ``np.load(path, mmap_mode="r")``, is not
+      copied.
+    - `dictionary`: settings of stage one; None is ``DictionarySettings()``.
+    - `prior`: hyperparameters of the model; None is ``Prior()``.
+    - `sampler`: settings of stage two; None is ``SamplerSettings()``.
+    - `dtype`: float32 (default) or float64, for the dictionary and the sampler, whatever JAX's global setting.
+    - `progress`: show a progress bar on standard error.
+    - `checkpoint`: a folder for the unfinished fit, created if needed. The state is saved there after stage one and
+      after every segment of the sampler; the same call after a crash resumes from it, and gives the same draws bit for
+      bit. The folder is not deleted: do so when the posterior is saved.
     - `mesh`: the devices that share the sampler's work, a `jax.sharding.Mesh` with axes among ``trees``, ``chains`` and
       ``rows``, of sizes that divide `num_trees`, `num_chains` and 16; None is JAX's default device. Draws are those of
       one device up to the order of sums, and predictions run on the default device. Where the devices belong to several
       processes (`jax.distributed`), each makes the same call on the same data, and gets the same posterior.
 
-    Interrupted by Ctrl-C after warm-up it returns the draws there are, with a RuntimeWarning.
+    Interrupted by Ctrl-C after warm-up, it returns the draws made so far, with a RuntimeWarning.
 
-    Raises TypeError or ValueError naming the argument, and FloatingPointError where sampling became non-finite.
+    Raises TypeError or ValueError naming the argument, and FloatingPointError if sampling became non-finite.
     """
     request = Request.checked(
         dictionary=dictionary,
@@ -70,7 +72,7 @@ def fit(
 
 
 def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, Posterior]:
-    """:func:`fit`, for callers that need the forest too."""
+    """As :func:`fit`, for callers that need the forest too."""
     key = check_key(key)
     data = check_training_data(X)
     num_partial = int(has_missing(data).sum())
@@ -97,7 +99,7 @@ def sample_posterior(
     checkpoint: str | os.PathLike[str] | None = None,
     mesh: Mesh | None = None,
 ) -> Posterior:
-    """Draw from the posterior given a learned forest: stage two of :func:`fit`, which see for arguments and errors."""
+    """Draw from the posterior given a learned forest: stage two of :func:`fit`, with the same arguments and errors."""
     key = check_key(key)
     check_instance(forest, "forest", Forest)
     request = Request.for_trees(

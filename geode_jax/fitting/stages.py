@@ -1,4 +1,4 @@
-"""What all fits share: their arguments, their two stages, what an interruption means, and what they return."""
+"""What all fits share: arguments, the two stages, interruption by Ctrl-C, and the returned posterior."""
 
 import dataclasses
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Request(NamedTuple):
 
     @classmethod
     def for_trees(cls, num_trees: int | None, **given: Any) -> "Request":
-        """Where the trees are there already, so many of them."""
+        """As :meth:`checked`, for `num_trees` trees that are already learned; None takes the number in the settings."""
         dictionary = given["dictionary"]
         sampler = check_instance(given["sampler"], "sampler", (SamplerSettings, None)) or SamplerSettings()
         trees = dictionary.num_trees if num_trees is None else num_trees
@@ -58,13 +58,13 @@ class Request(NamedTuple):
         )
 
     def open_checkpoint(self, key: KeyArray, arrays: list[np.ndarray]) -> Checkpoint | None:
-        """The folder of the unfinished fit of these arrays; None without one."""
+        """The checkpoint of the fit of these arrays; None if no folder was given."""
         settings = [self.dictionary, self.prior, self.sampler, self.dtype.name]
         return open_checkpoint(self.checkpoint, key, arrays, settings)
 
 
 def kept_forest(kept: Checkpoint | None, grow: Callable[[], Forest]) -> Forest:
-    """The forest of a checkpoint, or a new one, which it then keeps."""
+    """The forest saved in the checkpoint, or a new one, which is then saved there."""
     found = kept and kept.read("forest")
     if found:
         return Forest.from_archive(*found)
@@ -84,8 +84,8 @@ def sample_forests(
 ) -> list[Samples]:
     """Draws of every forest, all of one shape, from one run of the sampler.
 
-    Interrupted by Ctrl-C after warm-up it returns the draws there are, with a warning, if `is_last`: others of the same
-    fit would have none.
+    Interrupted by Ctrl-C after warm-up, it returns the draws made so far, with a warning, if these are the last forests
+    of the fit (`is_last`). Otherwise it raises KeyboardInterrupt, as the remaining forests would have no draws.
     """
     problems = [forest.problem(request.prior, request.sampler) for forest in forests]
     together = problems[0] if len(problems) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *problems)
@@ -109,7 +109,7 @@ def sample_forests(
 
 
 def posterior_of(forest: Forest, samples: Samples, prior: Prior, settings: SamplerSettings) -> Posterior:
-    """What a fit returns, from its two stages."""
+    """The posterior that a fit returns, from the results of its two stages."""
     posterior = Posterior(
         dictionary=forest.dictionary,
         draws=samples.draws,

@@ -92,7 +92,7 @@ def freeze_partial_rows(learned: Learned, plan: Plan) -> PartialRows | None:
         return None
     rows = training.partial
     pairs = list(zip(learned.partitions, learned.subspaces, strict=True))
-    width = min(plan.partial_candidates, *(partition.is_present.sum() for partition, _ in pairs))
+    width = min(plan.partial_candidates, *(int(partition.is_present.sum()) for partition, _ in pairs))
     candidates = [search_candidates(training, rows, *pair, width) for pair in pairs]
     own = np.zeros(rows.size, dtype=int) if training.folds is None else training.folds[rows]
     block = training.taken(rows)._replace(folds=own)

@@ -1,4 +1,4 @@
-"""A fit as ArviZ's container: `InferenceData` for ArviZ 0.x, an xarray `DataTree` for 1.x.
+"""Conversion of a fit to ArviZ: `InferenceData` for ArviZ 0.x, an xarray `DataTree` for 1.x.
 
 Imported by the user: ``from geode_jax.interop.arviz import to_arviz``.
 """
@@ -17,7 +17,7 @@ from geode_jax.settings import GammaPrior
 
 
 def to_arviz(posterior: Posterior, X: ArrayLike | None = None) -> Any:
-    """Convert a posterior, and the log densities of rows X, (n, D), if given.
+    """Convert a posterior to ArviZ; if rows X, (n, D), are given, with their log densities.
 
     Groups and their variables, all with dimensions (chain, draw, tree, ...):
 
@@ -27,10 +27,10 @@ def to_arviz(posterior: Posterior, X: ArrayLike | None = None) -> Any:
       signal_sd 0.
     - `sample_stats`: `lp` (the log joint), `active_dimensions` and `rows`, the number of rows (by node).
     - `log_likelihood`: `x` with dimensions (chain, draw, row), averaged over trees, and `observed_data`. Computed in
-      blocks; all draws times n numbers are returned. Training rows lie closer to the dictionary learned from them than
-      new rows do: for leave-one-out estimates that mean something, give rows that `fit` has not seen.
+      blocks; the result has a number for every draw and row. Training rows are closer than new rows to the dictionary
+      learned from them: for meaningful leave-one-out estimates, pass rows that were not in the fit.
 
-    Chains are comparable within a tree; nodes are numbered in heap order, and those absent from every tree left out.
+    Compare chains within a tree only. Nodes are numbered in heap order; those absent from every tree are left out.
     """
     check_instance(posterior, "posterior", Posterior)
     groups = {"posterior": _posterior(posterior), "sample_stats": _sample_stats(posterior)}

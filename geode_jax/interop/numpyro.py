@@ -32,11 +32,11 @@ from geode_jax.settings import Prior, SamplerSettings
 
 
 class KernelState(NamedTuple):
-    """State of one MCMC chain; arrays have a leading axis F, every tree of the forest being sampled at once.
+    """State of one MCMC chain; arrays have a leading axis F, as all trees of the forest are sampled at once.
 
-    `draw` holds what is collected (the fields of a draw, by name), `potential_energy` minus the log joint over all
-    trees. The memberships are ``chain.state.node``, collected only if asked for: (F, places), of which the first
-    are the rows (``forest.statistics.num_rows``) and the others hold K.
+    `draw` holds what MCMC collects (the fields of a draw, by name); `potential_energy` is minus the log joint, summed
+    over trees. The memberships, ``chain.state.node``, are collected only if named in MCMC's `extra_fields`. Their shape
+    is (F, places): the first ``forest.statistics.num_rows`` places are rows, the others are padding with value K.
     """
 
     draw: dict[str, Array]
@@ -58,12 +58,13 @@ class GeodeKernel(MCMCKernel):
     posterior = kernel.posterior(mcmc)
     ```
 
-    One MCMC chain samples all trees of the forest. `sampler` gives the conditionals, the membership step and the
-    adaptation; the lengths and the number of chains are MCMC's. The ranks adapt during MCMC's warm-up. For large data
-    pass the problem as the model's argument, ``MCMC(..., jit_model_args=True).run(key, kernel.problem)``, so that it is
-    not compiled in as a constant.
+    One MCMC chain samples all trees of the forest. `shrinkage`, `membership` and `adaptation` are those of `sampler`;
+    the number of sweeps and of chains are those of MCMC. Ranks adapt during MCMC's warm-up. For large data pass the
+    problem as the model's argument, ``MCMC(..., jit_model_args=True).run(key, kernel.problem)``, so that it is not
+    compiled in as a constant.
 
-    Raises TypeError for another type of argument, and ValueError for a float64 forest while JAX's 64-bit types are off.
+    Raises TypeError if an argument has the wrong type, and ValueError for a float64 forest while JAX's 64-bit types are
+    off.
     """
 
     # ArviZ reads it from every kernel.
@@ -88,7 +89,7 @@ class GeodeKernel(MCMCKernel):
         model_args: tuple[Any, ...],
         model_kwargs: dict[str, Any],
     ) -> KernelState:
-        """Over-dispersed start of one chain, or of as many as there are keys."""
+        """Over-dispersed initial state of one chain, or of one chain per key."""
         if init_params is not None:
             raise ValueError("init_params: expected None, for chains start over-dispersed from their keys")
         if jnp.result_type(float) != self.forest.dtype and self.forest.dtype == np.float64:
@@ -107,7 +108,7 @@ class GeodeKernel(MCMCKernel):
         return start(rng_key) if is_prng_key(rng_key) else jax.vmap(start)(rng_key)
 
     def sample(self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> KernelState:
-        """One sweep of every tree, of one chain or of all."""
+        """One sweep over all trees, for one chain or for a batch of chains."""
         problem = self._problem(model_args)
 
         def advance(state: KernelState) -> KernelState:
@@ -162,8 +163,8 @@ class PosteriorPredictive(Distribution):
     """The posterior predictive density of a fit as a NumPyro distribution over rows, with event shape (D,).
 
     For use inside a model, ``numpyro.sample("x", PosteriorPredictive(posterior), obs=x)``, or as a prior of a latent
-    vector: `log_prob` is differentiable. In the data's units and JAX's current default precision. `num_draws` are
-    averaged over per tree; the whole forest counts, its trees equally.
+    vector: `log_prob` is differentiable. In the data's units and JAX's current default precision. The density is
+    averaged over `num_draws` posterior draws per tree, and over all trees with equal weights.
     """
 
     support = constraints.real_vector

@@ -1,4 +1,4 @@
-"""Pictures, with matplotlib (``pip install "geode-jax[plots]"``)."""
+"""Plots, with matplotlib (``pip install "geode-jax[plots]"``)."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from geode_jax.predict.rows import of_features
 
 
 def image_rows(ax: Axes, rows: Mapping[str, np.ndarray], shape: tuple[int, int], *, low: float, high: float) -> Axes:
-    """Draw labelled rows of images on one axes; each array is (images, pixels), NaN is drawn as a missing pixel.
+    """Draw labelled rows of images on one axes; each array is (images, pixels), and NaN marks missing pixels.
 
     `low` and `high` are the values of black and white, the same for every image.
     """
@@ -45,7 +45,7 @@ def image_rows(ax: Axes, rows: Mapping[str, np.ndarray], shape: tuple[int, int],
 
 
 def inclusion_probabilities(ax: Axes, posterior: Posterior) -> Axes:
-    """Draw the probability that direction m is in use, for m = 1..d (the paper's figure 3)."""
+    """Draw the probability that direction m is active, for m = 1..d (the paper's figure 3)."""
     chances = posterior.inclusion_probabilities
     ax.plot(np.arange(1, chances.size + 1), chances, "o-", markersize=4)
     ax.set(xlabel="direction", ylabel="inclusion probability", ylim=(-0.03, 1.03))
@@ -74,7 +74,7 @@ def intrinsic_dimension(ax: Axes, probabilities: np.ndarray, *, what: str = "row
 
 
 def scale_weights(ax: Axes, posterior: Posterior) -> Axes:
-    """Draw how much weight each scale has, from coarse to fine: the posterior of every tree, and their mean."""
+    """Draw how much weight each scale has, from coarse to fine: the posterior mean of every tree, and their average."""
     weights = posterior.scale_weights.mean(axis=(1, 2))
     scales = np.arange(weights.shape[1])
     ax.bar(scales, weights.mean(axis=0), color="tab:blue", alpha=0.4, label="mean of the trees")
@@ -88,11 +88,11 @@ def scale_weights(ax: Axes, posterior: Posterior) -> Axes:
 def cells(
     ax: Axes, posterior: Posterior, X: ArrayLike | None = None, *, tree: int = 0, features: Sequence[int] = (0, 1)
 ) -> Axes:
-    """Draw one tree's nodes over two of the features, or over three on 3-D axes: two standard deviations of each.
+    """Draw the nodes of one tree in two of the features, or in three on 3-D axes, at two standard deviations.
 
-    An ellipse in two dimensions, the three great ellipses of an ellipsoid in three, at the posterior means of log sigma
-    and alpha2 / sigma2; the darker the heavier, the colour is the scale. Nodes of less than 0.1% are left out. Rows of
-    `X` are drawn as points.
+    A node is an ellipse in two dimensions, and three orthogonal ellipses of its ellipsoid in three, at the posterior
+    means of log sigma and alpha2 / sigma2. Colour shows the scale, and heavier nodes are more opaque. Nodes with less
+    than 0.1% of the weight are left out. Rows of `X` are drawn as points.
     """
     tree = check_integer(tree, "tree", 0)
     if tree >= posterior.num_trees:
@@ -109,7 +109,7 @@ def cells(
     shape = root[shown] @ root[:, shown]
     scale_of = dictionary.tree.scale
     weight = np.exp(np.asarray(draws.log_weights[tree], np.float64)).mean(axis=(0, 1))
-    # the noise of a scale that is empty in a few draws has no arithmetic mean
+    # the noise variance of a scale that is empty in some draws has no mean, but its log has
     log_noise = np.asarray(draws.log_sigma2[tree], np.float64)[..., scale_of]
     noise = np.exp(log_noise.mean(axis=(0, 1)))
     signal = noise[:, None] * np.expm1(np.asarray(draws.neg_log_u[tree], np.float64)).mean(axis=(0, 1))
@@ -142,9 +142,9 @@ def dictionary_images(
     nodes: Sequence[int],
     num_directions: int = 6,
 ) -> Axes:
-    """Draw dictionary elements as images, a row per node: its centre, then its leading directions.
+    """Draw dictionary elements as images, one row per node: its centre, then its leading directions.
 
-    Directions are in the data's units, each scaled to the range of the centres, grey being 0.
+    Directions are in the data's units, each rescaled to the range of the centres; mid-grey is 0.
     """
     dictionary = of_features(posterior)
     absent = [node for node in nodes if not bool(dictionary.tree.is_present[tree, node])]
@@ -164,7 +164,7 @@ def dictionary_images(
 
 
 def interval_reliability(ax: Axes, posterior: Posterior, X: ArrayLike, hidden: ArrayLike) -> Axes:
-    """Draw how often central intervals of the hidden entries hold the truth, against what they promise.
+    """Draw the coverage of central intervals of the hidden entries against their nominal probability.
 
     `X`: complete rows that were not in the training set, (n, D). `hidden`: mask of the entries to predict, (n, D).
     """

@@ -1,4 +1,4 @@
-"""What a fit of several classes leaves behind: a posterior per class, in coordinates common to all."""
+"""The result of a fit of several classes: one posterior per class, in coordinates common to all."""
 
 import os
 from typing import Any
@@ -19,10 +19,10 @@ class ClassPosterior(eqx.Module):
     """Draws from the posterior of one GEODE forest per class.
 
     Made by :func:`geode_jax.fit_classes`. Rows are ``x = (y - shift) / scale``, with `shift` and `scale` of shape (D,)
-    common to all. `members` (G) are densities of x, or, with a `reduction`, of its r coordinates, what is outside being
-    noise common to all. `log_prior` (G,): log class probabilities. `power`: what class log densities of complete rows
-    are multiplied by for calibrated probabilities; those of a row with a share f of its features observed, by
-    ``min(1, power f^power_exponent)``.
+    common to all. `members` (G) are the densities of the classes: of x, or, with a `reduction`, of its r coordinates.
+    Outside these all classes have the same noise. `log_prior` (G,): log class probabilities. For calibrated
+    probabilities the class log densities of complete rows are multiplied by `power`, and those of rows with a share f
+    of their features observed by ``min(1, power f^power_exponent)``.
     """
 
     members: tuple[Posterior, ...]
@@ -50,25 +50,25 @@ class ClassPosterior(eqx.Module):
 
     @property
     def frame(self) -> Frame:
-        """Coordinates in which all classes were learned."""
+        """Coordinates in which all classes were learned; a `reduction` comes after them."""
         return Frame(self.shift, self.scale)
 
     def log_density_outside(self, x: np.ndarray) -> np.ndarray:
-        """What the log density of complete rows ``x`` has in the data's units beside that of a member, (n,)."""
+        """What to add to a member's log density of complete rows ``x`` to get it in the data's units, (n,)."""
         jacobian = np.full(x.shape[0], -np.log(self.scale).sum())
         return jacobian if self.reduction is None else jacobian + self.reduction.log_density_outside(x)
 
     def power_at(self, share: np.ndarray) -> np.ndarray:
-        """What log densities of rows with this share of their features observed are multiplied by."""
+        """Factor for the log densities of rows with this share of their features observed."""
         return np.minimum(1.0, self.power * share**self.power_exponent)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to one ``.npz`` file, without pickle; the file appears whole or not at all."""
+        """Write to one ``.npz`` file, without pickle; an interrupted write leaves no partial file."""
         write_archive(path, *self.to_archive())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "ClassPosterior":
-        """Read a file written by :meth:`save`. Raises ValueError where it is not one, or is damaged."""
+        """Read a file written by :meth:`save`. Raises ValueError if it is another kind of file, or is damaged."""
         return read_archive(path, _FORMAT, _FORMAT_VERSION, "ClassPosterior.save", ClassPosterior.from_archive)
 
     def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -92,7 +92,7 @@ class ClassPosterior(eqx.Module):
         )
         parts = within(arrays, "reduction")
         reduction = Reduction(**parts) if parts else None
-        # the first files had one power for all rows
+        # the first files had no power_exponent: one power for all rows
         powers = float(header["power"]), float(header.get("power_exponent", 0.0))
         found = ClassPosterior(members, reduction, arrays["shift"], arrays["scale"], arrays["log_prior"], *powers)
         own_features = {member.num_features for member in members}

@@ -1,4 +1,4 @@
-"""What a fit leaves behind: dictionaries, draws, and how to go from the data's units to the model's and back."""
+"""The result of a fit: dictionaries, draws, and the map between the data's units and the model's coordinates."""
 
 import os
 from typing import Any
@@ -28,9 +28,9 @@ class Posterior(eqx.Module):
     Made by :func:`geode_jax.fit`. Arrays of `draws` have axes (trees F, chains C, draws T, ...); `dictionary` has a
     leading axis F. Everything is in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of
     shape (D,) in float64 and R the symmetric `noise_root`, (D, D), of determinant 1: over their scales the features
-    have noise of covariance ``sigma2 R R``. None is the identity. `dictionary_settings` are those asked for; `found` is
-    what they left open, and why it was chosen. `lost_mass`, (F,): mean posterior probability that a
-    complete training row is at none of its candidate nodes (``DictionarySettings.num_candidates``), None where rows may
+    have noise of covariance ``sigma2 R R``. None is the identity. `dictionary_settings` are as given by the user;
+    `found` is what they left open, with the reasons for each choice. `lost_mass`, (F,): mean posterior probability that
+    a complete training row is at none of its candidate nodes (``DictionarySettings.num_candidates``); None if rows may
     be at any node.
     """
 
@@ -82,7 +82,10 @@ class Posterior(eqx.Module):
         return -float(np.log(self.scale).sum())
 
     def thin(self, num_draws: int | None) -> Draw:
-        """At most `num_draws` draws per tree, evenly spaced over each chain, with axes (F, T', ...)."""
+        """Draws evenly spaced over each chain, with axes (F, T', ...).
+
+        T' is `num_draws` rounded up to a multiple of the number of chains, at most all draws; None keeps all.
+        """
         per_chain = self.num_draws
         if num_draws is not None:
             per_chain = min(per_chain, max(1, -(-num_draws // self.num_chains)))
@@ -104,10 +107,11 @@ class Posterior(eqx.Module):
 
     @property
     def inclusion_probabilities(self) -> Float[np.ndarray, "d"]:
-        """Probability that direction m is in use, averaged over rows through their nodes and over adaptation steps.
+        """Probability that direction m is active, averaged over rows (through their nodes) and adaptation steps.
 
-        The paper's last formula, counting directions that pass the removal test (not one that has just returned on
-        trial); tallied over the second half of warm-up. Without adaptation steps there, over the kept draws.
+        The paper's last formula. A direction counts if it passes the removal test; one that has just returned on trial
+        does not. Averaged over the adaptation steps in the second half of warm-up, or over the kept draws if there are
+        none.
         """
         steps = float(np.asarray(self.adaptation.steps, np.float64).sum())
         if steps > 0:
@@ -121,7 +125,7 @@ class Posterior(eqx.Module):
     def intrinsic_dimension_probabilities(self) -> Float[np.ndarray, "d1"]:
         """Posterior of the intrinsic dimension p = 0..d of a row: how many directions its node needs.
 
-        A direction is needed where the node's rows vary along it by more than the noise (see
+        A node needs a direction if its rows vary along it by more than the noise (see
         :func:`geode_jax.gibbs.rank.log_dimension_odds`). Averaged over rows, trees, chains and draws.
         """
         count = np.asarray(self.draws.count, np.float64)
@@ -134,7 +138,8 @@ class Posterior(eqx.Module):
     def node_dimension_probabilities(self) -> Float[np.ndarray, "F K d1"]:
         """Posterior of the intrinsic dimension p = 0..d of every node of every tree; NaN at absent nodes.
 
-        Over chains and draws, weighted by how many rows the node held; a node that never held one has the prior's.
+        Averaged over chains and draws, weighted by the number of rows at the node. A node that never held a row has
+        the prior probabilities.
         """
         count = np.asarray(self.draws.count, np.float64)
         held = count.sum(axis=(1, 2), keepdims=True)
@@ -152,12 +157,12 @@ class Posterior(eqx.Module):
         return int(np.argmax(self.intrinsic_dimension_probabilities))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to one ``.npz`` file, without pickle; the file appears whole or not at all."""
+        """Write to one ``.npz`` file, without pickle; an interrupted write leaves no partial file."""
         write_archive(path, *self.to_archive())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Posterior":
-        """Read a file written by :meth:`save`. Raises ValueError where it is not one, or is damaged."""
+        """Read a file written by :meth:`save`. Raises ValueError if it is another kind of file, or is damaged."""
         return read_archive(path, _FORMAT, _FORMAT_VERSION, "Posterior.save", Posterior.from_archive)
 
     def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -209,7 +214,7 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
 
 
 def _found(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Found:
-    """What stage one found; files of the first format told it through the settings."""
+    """What stage one found; files of the first format hold it in the settings."""
     if "found" in header:
         return Found.from_header(header["found"])
     settings = decode(header["dictionary_settings"])

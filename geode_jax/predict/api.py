@@ -1,4 +1,4 @@
-"""The posterior predictive distribution in the data's units: densities, samples, and what is missing."""
+"""The posterior predictive distribution in the data's units: densities, samples and imputation."""
 
 from typing import NamedTuple
 
@@ -52,8 +52,10 @@ def log_density(
     """Log posterior predictive density of rows, in nats and the data's units; (n, D) to (n,).
 
     Averaged over draws and trees (on the density scale, by log-sum-exp). A row with NaN gets the marginal log density
-    of its observed entries. `num_draws` and `num_candidates` (nodes per partial row) bound the work per tree; None
-    means 200 draws for complete and 16 for partial rows, and 6 nodes.
+    of its observed entries.
+
+    - `num_draws`: posterior draws per tree that are averaged. None: 200 for complete rows, 16 for rows with NaN.
+    - `num_candidates`: nodes per tree that are considered for a row with NaN. None: 6.
     """
     posterior, data = check_rows(posterior, X)
     num_candidates = check_candidates(posterior, num_candidates)
@@ -79,9 +81,9 @@ def log_density_draws(
 ) -> Float[np.ndarray, "F C T n"]:
     """Log density of rows under every tree, chain and draw: (F, C, T, n), in nats and the data's units.
 
-    The posterior of the density itself: its spread is what :func:`log_density` averages over. A row with NaN gets the
-    marginal log density of its observed entries. `num_draws` thins to that many draws per tree, evenly over the
-    chains; None keeps all.
+    These are draws from the posterior of the density itself; :func:`log_density` averages over them. A row with NaN
+    gets the marginal log density of its observed entries. `num_draws` thins to that many draws per tree, evenly over
+    the chains; None keeps all. `num_candidates` is that of :func:`log_density`.
     """
     posterior, data = check_rows(posterior, X)
     num_candidates = check_candidates(posterior, num_candidates)
@@ -134,12 +136,13 @@ def impute(
 ) -> Imputation:
     """Fill NaN with its conditional mean given the row's observed entries, with central intervals.
 
-    `interval` is their probability. Where whole parts of rows are missing together, intervals are too narrow unless
-    there is `calibration`: rows (m, D) that were not in the fit, at least ``interval / (1 - interval)`` of them. They
-    lose what rows of X miss, and one factor widens all intervals until they hold that share of it (conformalised
-    quantile regression; Romano, Patterson & Candes 2019). Rows of X that miss parts of different kinds are best given
-    in calls of their own. :func:`geode_jax.condition` gives more of the same distribution, and says what the other
-    arguments mean.
+    - `interval`: probability of the intervals.
+    - `calibration`: rows (m, D) that were not in the fit, at least ``interval / (1 - interval)`` of them. Without them
+      intervals are too narrow where whole parts of rows are missing together. The features that rows of X miss are
+      hidden in the calibration rows, and all intervals are widened (or narrowed) by one factor until they contain that
+      share of the hidden values (conformalised quantile regression; Romano, Patterson & Candes 2019). If rows of X miss
+      different kinds of parts, pass each kind in a separate call.
+    - `num_draws`, `num_candidates`: as in :func:`geode_jax.condition`, which gives the whole conditional distribution.
     """
     interval = check_number(interval, "interval", above=0.0, below=1.0)
     posterior, data = check_rows(posterior, X)
@@ -162,7 +165,7 @@ def impute(
 def impute_mean(
     posterior: Posterior, X: ArrayLike, *, num_draws: int | None = None, num_candidates: int | None = None
 ) -> Float[np.ndarray, "n D"]:
-    """Fill NaN with its conditional mean given the row's observed entries; cheaper than :func:`impute`."""
+    """Fill NaN with its conditional mean given the row's observed entries; faster than :func:`impute`."""
     return condition(posterior, X, num_draws=num_draws, num_candidates=num_candidates).mean()
 
 
@@ -177,6 +180,6 @@ def impute_draws(
 ) -> Float[np.ndarray, "s n D"]:
     """Multiple imputation: completed data sets, (num_samples, n, D), that carry the posterior's uncertainty.
 
-    The missing entries of a row are drawn jointly, from a tree and a draw of the parameters at random.
+    The missing entries of a row are drawn jointly, under a tree and a posterior draw chosen at random.
     """
     return condition(posterior, X, num_draws=num_draws, num_candidates=num_candidates).sample(key, num_samples)

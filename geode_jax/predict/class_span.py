@@ -1,15 +1,15 @@
-"""Rows with missing features under a density of reduced coordinates with common noise outside.
+"""Log densities of rows with missing features, where classes are densities of reduced coordinates.
 
 With r coordinates w of :mod:`geode_jax.learning.class_span` and noise of variance s on the rest of the D features,
 
     x = origin + S w + (I - SS') eps,      w ~ N(c, Sigma),  Sigma = B diag(alpha2) B' + sigma2 I  at a node.
 
-The observed features show of w only ``G = S_O'S_O = Q diag(g) Q'`` and ``S_O'(x_O - origin)``, once per row, whatever
-the number of nodes, classes and draws. In the basis ``U = S_O Q g^{-1/2}`` of what they show, and orthogonal to it,
+The observed features depend on w only through ``G = S_O'S_O = Q diag(g) Q'`` and ``S_O'(x_O - origin)``. Both are
+computed once per row, for all nodes, classes and draws. In the basis ``U = S_O Q g^{-1/2}``, and orthogonal to it,
 
     cov(U'x_O) = s T,   T = diag(1 - g) + g^{1/2} Q' (Sigma / s) Q g^{1/2},      cov(rest) = s I,
 
-a sum of positive terms: sigma2 may well be smaller than s.
+a sum of positive terms even where sigma2 is smaller than s.
 """
 
 from functools import partial
@@ -25,13 +25,14 @@ from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.predict.density import log_scores
 
-# Below this share a coordinate is not shown.
+# A coordinate of smaller gain counts as not observed.
 _NOT_SHOWN = 1e-5
 
 
 class Shown(eqx.Module):
-    """What rows show of their coordinates. `gain`: g. `axes`: Q. `value`: U'(x_O - origin). `rest`: squared norm off U.
+    """What the observed features of rows say about their coordinates.
 
+    `gain`: g. `axes`: Q. `value`: U'(x_O - origin). `rest`: squared norm of x_O - origin orthogonal to U.
     `num_observed`: |O|.
     """
 
@@ -46,7 +47,7 @@ class Shown(eqx.Module):
 def show(
     origin: Float[Array, "D"], basis: Float[Array, "D r"], x: Float[Array, "b D"], is_observed: Float[Array, "#b D"]
 ) -> Shown:
-    """Reduce rows with missing features; what stands there is ignored."""
+    """Reduce rows with missing features to :class:`Shown`; values of ``x`` at missing features are ignored."""
     rank = basis.shape[1]
     products = (basis[:, :, None] * basis[:, None, :]).reshape(-1, rank * rank)
     gram = jnp.matmul(is_observed, products, precision=HIGHEST).reshape(-1, rank, rank)
@@ -63,7 +64,7 @@ def show(
 
 
 class _Component(eqx.Module):
-    """Nodes that rows are compared with, axes (b, M, ...): centre and basis, alpha2 and sigma2."""
+    """Parameters of the candidate nodes of rows, axes (b, M, ...)."""
 
     centre: Float[Array, "b M r"]
     basis: Float[Array, "b M r d"]
@@ -103,7 +104,7 @@ def _log_density(shown: Shown, at: _Component, noise: Float[Array, ""]) -> Float
 
 
 def _coordinates_at_root(dictionary: Dictionary, mean: Draw, noise: Array, shown: Shown) -> Float[Array, "b r"]:
-    """Mean of the coordinates given what is shown, under the root alone."""
+    """Mean of the coordinates given the observed features, under the root node alone."""
     at = _component(dictionary, mean, jnp.zeros((shown.rest.shape[0], 1), jnp.int32))
     factor, solved = _factored(shown, at, noise)
     weight = lax.linalg.triangular_solve(factor, solved[..., None], left_side=True, lower=True, transpose_a=True)
@@ -119,7 +120,7 @@ def log_density_reduced(
 ) -> Float[Array, "b F T"]:
     """Log density of the observed features under every draw of every tree, in model coordinates.
 
-    Summed over the `num_candidates` nodes that are best for the row's coordinates as the root fills them in.
+    Summed over the `num_candidates` nodes that score best at the row's coordinates as the root node predicts them.
     """
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:

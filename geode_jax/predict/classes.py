@@ -1,4 +1,4 @@
-"""Which class a row belongs to: posterior predictive densities of the classes, weighed by their probabilities."""
+"""Class probabilities: posterior predictive densities of the classes, weighted by their prior probabilities."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ from geode_jax.predict.mixture import log_densities_partial
 from geode_jax.predict.rows import CANDIDATES, map_partial_rows, thinned
 from geode_jax.rows.frame import to_model
 
-# Draws per tree: a class density is averaged over trees too, and every draw of a partial row costs a Cholesky factor.
+# Draws per tree. Few are enough, as a class density is averaged over trees too; for a partial row every draw costs a
+# Cholesky factor.
 CLASS_DRAWS = 20
 PARTIAL_CLASS_DRAWS = 4
 
@@ -29,8 +30,10 @@ def class_log_densities(
     """Log density of rows (n, D) under every draw of every tree of every class, in nats and the data's units.
 
     T counts the draws of all trees, in the same order for every class. A row with NaN gets the marginal log density of
-    its observed entries. `num_draws` per tree (None: 20, and 4 for rows with NaN); `num_candidates` nodes per tree that
-    a row with NaN is followed at (None: 6).
+    its observed entries.
+
+    - `num_draws`: posterior draws per tree. None: 20, or 4 for all rows if any has NaN.
+    - `num_candidates`: nodes per tree that are considered for a row with NaN. None: 6.
     """
     check_instance(posterior, "posterior", ClassPosterior)
     data = check_data(X, "X", allow_nan=True, num_features=posterior.num_features)
@@ -41,7 +44,7 @@ def class_log_densities(
     is_partial = missing.any(axis=1)
     with precision_of(posterior.dtype), one_blas_thread():
         x = to_model(np.where(missing, posterior.shift, data), posterior.frame, posterior.dtype)
-        # rows of both kinds side by side have the same draws, the fewer
+        # complete and partial rows of one call get the same draws: the smaller number
         num_draws = num_draws or (PARTIAL_CLASS_DRAWS if is_partial.any() else CLASS_DRAWS)
         num_draws = min(num_draws, *(member.num_chains * member.num_draws for member in posterior.members))
         parts = []
@@ -64,11 +67,11 @@ def class_log_probabilities(
     num_draws: int | None = None,
     num_candidates: int | None = None,
 ) -> Float[np.ndarray, "n G"]:
-    """Log probability of every class given each row of X, (n, D), NaN being missing values.
+    """Log probability of every class given each row of X, (n, D); NaN is a missing value.
 
-    By the posterior predictive densities of the classes, averaged over draws and trees, to the power that calibrates
-    them. With `vote` as in the paper: the share of draws under which the class is the most probable one (-inf where
-    there is none).
+    From the posterior predictive densities of the classes, averaged over draws and trees and raised to the power that
+    calibrates them. With `vote`, as in the paper, the log of the share of draws under which the class is the most
+    probable one (-inf if there is no such draw). `num_draws` and `num_candidates`: as in :func:`class_log_densities`.
     """
     data = check_data(X, "X", allow_nan=True)
     by_draw = class_log_densities(posterior, data, num_draws=num_draws, num_candidates=num_candidates)
@@ -82,7 +85,7 @@ def class_log_probabilities(
 
 
 def mean_over_draws(log_density: Float[np.ndarray, "n G T"]) -> Float[np.ndarray, "n G"]:
-    """Log posterior predictive density, from that of every draw."""
+    """Log posterior predictive density, from the log densities under every draw."""
     return special.logsumexp(log_density, axis=2) - np.log(log_density.shape[2])
 
 

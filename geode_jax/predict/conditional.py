@@ -1,4 +1,4 @@
-"""What is missing given what is observed: one distribution per row, asked for means, quantiles, draws, densities."""
+"""The distribution of missing features given observed ones, per row: means, quantiles, draws, densities."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -33,16 +33,17 @@ from geode_jax.predict.rows import (
 class Conditional:
     """Posterior predictive distribution of every row's missing features given its observed ones.
 
-    Made by :func:`condition`. Per row a mixture of low-rank Gaussians over trees (with equal weights), draws of the
-    parameters and nodes, shrunk towards its mean where several trees agree (`predict/conditional_moments.py` says
-    why). A row without missing features is a point. All results are in the data's units; observed values stay.
-    :meth:`marginal` leaves only some of the features in the results, which then cost what these do.
+    Made by :func:`condition`. Per row it is a mixture of low-rank Gaussians over trees (with equal weights), posterior
+    draws and nodes. With several trees the mixture is shrunk towards its mean, by a factor that depends on how much
+    the trees disagree (`predict/conditional_moments.py` says why). A row without missing features is a point mass. All
+    results are in the data's units; observed values are returned unchanged. :meth:`marginal` restricts the results to
+    some of the features, and makes them cheaper.
 
-    The noise of a scale that holds no row in a draw is known from its prior alone, under which its variance has no
-    mean: standard deviations and quantiles, but not draws and densities, put it at no more than the data's variance.
+    The noise variance of a scale that holds no row in a draw comes from its prior alone, which has no mean. Standard
+    deviations and quantiles therefore cap it at the data's variance; draws and densities do not.
 
-    Rows are worked on in blocks of at most 64 within 256 MiB of device memory (one row may need more), so that memory
-    does not grow with the number of rows beyond the results.
+    Rows are processed in blocks of at most 64 that fit in 256 MiB of device memory (a single row may need more), so
+    that only the results grow with the number of rows.
     """
 
     posterior: Posterior
@@ -52,10 +53,10 @@ class Conditional:
     features: np.ndarray | None = None
 
     def marginal(self, features: Sequence[int]) -> "Conditional":
-        """The distribution of these features alone, in this order: results have a column for each, not D.
+        """The distribution of these features alone, in this order: results have one column for each instead of D.
 
-        Regression is this with the responses as features; what else is missing in a row is integrated out. The trees
-        are weighed and drawn together by these features only.
+        Other missing features of a row are integrated out. Regression is the case where `features` are the responses.
+        The factor by which the mixture is shrunk towards its mean is computed from these features only.
         """
         index = [check_integer(one, "features", 0) for one in np.atleast_1d(np.asarray(features)).tolist()]
         num_features = self.rows.shape[1]
@@ -64,7 +65,7 @@ class Conditional:
         return dataclasses.replace(self, features=np.asarray(index))
 
     def mean(self) -> Float[np.ndarray, "n D"]:
-        """Rows with missing features at their conditional means."""
+        """Rows with missing features replaced by their conditional means."""
         return self._summary(None)[0]
 
     def std(self) -> Float[np.ndarray, "n D"]:
@@ -79,8 +80,8 @@ class Conditional:
     def quantile(self, level: float | Sequence[float]) -> np.ndarray:
         """Quantiles of every feature by itself: (n, D) for one level in (0, 1), (levels, n, D) for several.
 
-        Mean and variance of a node's component are those over all draws; quantiles are those of the mixture of
-        normals with these moments.
+        At every node the posterior draws are merged into one normal with their mean and variance; the quantiles are
+        those of the mixture of these normals.
         """
         levels = [check_number(one, "level", above=0.0, below=1.0) for one in np.atleast_1d(level).tolist()]
         found = np.stack(self._summary(tuple(levels))[2:])
@@ -137,10 +138,10 @@ class Conditional:
         return result
 
     def log_prob(self, values: ArrayLike) -> Float[np.ndarray, "n"]:
-        """Log density, in nats, of the missing features at `values`, (n, D); what stands at observed ones is ignored.
+        """Log density, in nats, of the missing features at `values`, (n, D); entries at observed features are ignored.
 
-        0 for rows without missing features. Raises ValueError where `values` has another shape, or holds NaN where a
-        feature is missing.
+        0 for rows without missing features. Raises ValueError if `values` has another shape, or is NaN where a feature
+        is missing.
         """
         missing = np.isnan(self._columns(self.rows))
         given = check_data(values, "values", allow_nan=True, min_rows=0, num_features=missing.shape[1])
@@ -158,7 +159,7 @@ class Conditional:
             x, is_observed = features_and_mask(posterior, self.rows[partial])
             average, factor, _ = self._blocks(x, is_observed, ())
             at = (given[partial] - self._columns(posterior.shift)) / self._columns(posterior.scale)
-            # the density of a distribution drawn together about its mean is that of the original, farther out
+            # the density of the shrunk distribution at a point is that of the original farther from the mean
             apart = np.where(missing, average + (at - average) / factor, self._columns(x)).astype(x.dtype)
             seen = partial_log_density_by_tree(posterior, draws, x, is_observed, self.num_candidates)
             whole = self._log_density_at(draws, x, is_observed, apart)
@@ -170,7 +171,7 @@ class Conditional:
     def _log_density_at(
         self, draws: Draw, x: np.ndarray, is_observed: np.ndarray, wanted: np.ndarray
     ) -> Float[np.ndarray, "n F"]:
-        """Log density under each tree of what is observed together with the `wanted` features' values."""
+        """Joint log density, under each tree, of the observed features and of the values `wanted`."""
         if self.features is None:
             whole, seen = wanted, np.ones_like(is_observed)
         else:
@@ -232,7 +233,7 @@ class Conditional:
         )
 
     def _columns(self, array: np.ndarray) -> np.ndarray:
-        """What `array` holds of the wanted features, which stand on its last axis."""
+        """The columns of `array` (its last axis) that belong to the wanted features."""
         return array if self.features is None else array[..., self.features]
 
     def _index(self) -> Array | None:
@@ -247,10 +248,12 @@ class Conditional:
 def condition(
     posterior: Posterior, X: ArrayLike, *, num_draws: int | None = None, num_candidates: int | None = None
 ) -> Conditional:
-    """The distribution of what is missing (NaN) in the rows of X, (n, D), given what is observed, by any pattern.
+    """The distribution of the missing entries (NaN) of each row of X, (n, D), given the observed ones; any pattern.
 
-    `num_draws` of the parameters are averaged over per tree (None: 16), and each row is followed at its
-    `num_candidates` best nodes per tree (None: 6). Nothing is computed before the result is asked.
+    - `num_draws`: posterior draws per tree that are averaged. None: 16.
+    - `num_candidates`: nodes per tree that are considered for a row, those that explain it best. None: 6.
+
+    Nothing is computed until a method of the result is called.
     """
     posterior, data = check_rows(posterior, X)
     num_draws = check_draws(num_draws, PARTIAL_DRAWS)

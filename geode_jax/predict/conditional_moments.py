@@ -1,12 +1,12 @@
-"""Filling in what is missing: conditional means, central intervals, draws.
+"""Imputation of missing features: conditional means, central intervals, draws.
 
-**Trees.** The conditionals of a row under the F trees are averaged with equal weights. The average itself is too wide:
-trees whose intervals are right one by one have errors that partly cancel in the mean, while their disagreement adds to
-the spread. With W the mean of the trees' variances and B the variance of their means, the average has variance W + B,
-but where each tree's W is right, the squared error of the mean is W - B (Krogh & Vedelsby 1995, the ambiguity
-decomposition). So the average is drawn together about its mean by ``sqrt((W - B) / (W + B))``, one factor per row from
-its missing features, as in the spread-adjusted pool of Berrocal, Raftery & Gneiting (2007) and Gneiting & Ranjan (2013)
-but with nothing to tune. One tree is left as it is.
+**Trees.** The conditional distributions of a row under the F trees are averaged with equal weights. This mixture is too
+wide: even if every tree is calibrated, the errors of the trees partly cancel in the mean, while their disagreement adds
+to the variance of the mixture. With W the mean of the trees' variances and B the variance of their means, the mixture
+has variance W + B, but if each tree's W is right, the squared error of the mean is W - B (Krogh & Vedelsby 1995, the
+ambiguity decomposition). So the mixture is shrunk towards its mean by the factor ``sqrt((W - B) / (W + B))``, one per
+row, computed over its missing features. This is the spread-adjusted pool of Berrocal, Raftery & Gneiting (2007) and
+Gneiting & Ranjan (2013), with nothing to tune. A single tree is left unchanged.
 """
 
 from functools import partial
@@ -33,7 +33,10 @@ from geode_jax.predict.mixture import (
 
 
 class _Wanted(NamedTuple):
-    """The `features` to fill in (None: all), and how noise in the observed ones tells of theirs (None: it does not)."""
+    """The `features` to fill in (None: all), and `told`, how the observed features' noise predicts theirs.
+
+    `told` is None where the noise of different features is independent.
+    """
 
     features: Array | None
     told: Array | None
@@ -47,7 +50,10 @@ def _components(
     wanted: _Wanted,
     with_variance: bool,
 ) -> tuple[Array, Array]:
-    """Mean and variance of what is wanted under every component of one tree, (M, b, D'); without weight 0 and 1."""
+    """Mean and variance of the wanted features under every component of one tree, (M, b, D') each.
+
+    0 and 1 for components without weight.
+    """
     features, told = wanted
     centres, bases = _rows_of(dictionary, features)
     rows, width = mixture.node.shape
@@ -110,11 +116,11 @@ def _moments(weight: Array, mean: Array, variance: Array) -> tuple[Array, Array]
 
 
 def _pool(by_tree: Float[Array, "F b D"], variance: Float[Array, "F b D"], is_observed: Array) -> tuple[Array, Array]:
-    """Mean of the trees' conditionals, (b, D), and by how much to draw them together about it, (b, 1).
+    """Mean of the trees' conditional distributions, (b, D), and the factor to shrink them towards it, (b, 1).
 
-    ``W - B`` is the squared error of the mean where every tree is calibrated. Trees cannot disagree more than if their
-    errors were independent, ``B = (1 - 1/F) W``; where they do they are too sure of themselves, and the squared error
-    is put at what independent errors of the size B shows would leave, ``B / (F - 1)``.
+    ``W - B`` is the squared error of the mean if every tree is calibrated. Calibrated trees cannot disagree more than
+    trees with independent errors, ``B = (1 - 1/F) W``. Trees that do disagree more are overconfident; the squared error
+    of the mean is then estimated from B alone, as ``B / (F - 1)``, which is right for independent errors.
     """
     average = by_tree.mean(axis=0)
     is_missing = 1.0 - is_observed
@@ -141,8 +147,8 @@ def conditional_summary(
 ) -> tuple[Array, ...]:
     """Mean of the `features` (None: all) given the observed ones, (b, D').
 
-    With `levels`, also the factor by which the distribution is drawn together, (b, 1), the standard deviation, and the
-    quantiles.
+    With `levels`, also the factor by which the distribution is shrunk towards its mean, (b, 1), the standard deviation,
+    and the quantiles.
     """
     num_trees = draws.log_joint.shape[0]
     wanted = _Wanted(features, None if seen.whitening is None else seen.whitening.told(features))
@@ -177,10 +183,10 @@ def conditional_draws(
     num_candidates: int,
     num_samples: int,
 ) -> Float[Array, "b s _"]:
-    """Draws of the `features` (None: all) of rows given their observed part; observed ones are drawn and mean nothing.
+    """Draws of the `features` (None: all) of rows given the observed ones; values drawn at observed ones are no use.
 
-    Exact draws of the trees' average, shrunk towards its mean like the intervals. `row_keys`, (b,): a row's draws
-    depend on its key, not on the block it stands in.
+    Exact draws from the average of the trees, shrunk towards its mean like the intervals. `row_keys`, (b,): a row's
+    draws depend on its key, not on the block that the row is in.
     """
     dictionary, draws = model
     num_trees = draws.log_joint.shape[0]
@@ -199,7 +205,7 @@ def conditional_draws(
 
     node, observed, scores, by_tree, variance = lax.map(one_tree, model)
     average, factor = _pool(by_tree, variance, _at(seen.mask, features))
-    # what is drawn of the observed features is needed where it tells of the noise in the others
+    # with a noise covariance the observed features are drawn too: their noise predicts that of the others
     shown = features if seen.whitening is None else None
     centres, bases = jax.vmap(_rows_of, in_axes=(0, None))(dictionary, shown)
     dtype = seen.x.dtype
@@ -223,7 +229,7 @@ def conditional_draws(
         if whitening is None or told is None:
             drawn += noise
         else:
-            # a draw of all features, moved by what its observed ones are off (Matheron's rule)
+            # a joint draw of all features, corrected by its error at the observed ones (Matheron's rule)
             drawn += jnp.matmul(whitening.root, noise, precision=HIGHEST)
             off = whitening((seen.x[index] - drawn)[None, :, None])[0, :, 0]
             drawn = _at(drawn + jnp.matmul(off, told[index % told.shape[0]], precision=HIGHEST), features)

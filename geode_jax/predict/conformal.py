@@ -1,10 +1,10 @@
-"""Intervals that hold for the patterns of missing features at hand, by rows that are held out.
+"""Intervals calibrated for given patterns of missing features, on held-out rows.
 
-A fit is calibrated where features are missing here and there. Where whole parts are missing together (half of a
-picture), what is left tells less than the model thinks, as the errors of neighbouring features hang together, and
-intervals are too narrow. Conformalised quantile regression (Romano, Patterson & Candes 2019) mends that with rows that
-the fit has not seen: they lose what the rows at hand have lost, and intervals are widened (or narrowed) in proportion
-to their width until they hold the wanted share of what was hidden.
+A fit is calibrated where features are missing at random. Where whole parts are missing together (half of a picture),
+the observed features say less about the missing ones than the model assumes, because the errors of neighbouring
+features correlate, and intervals are too narrow. Conformalised quantile regression (Romano, Patterson & Candes 2019)
+corrects this with rows that were not in the fit: the same features are hidden in them, and intervals are widened (or
+narrowed) in proportion to their width until they contain the wanted share of the hidden values.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ Intervals = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 def widening(
     intervals: Intervals, rows: Float[np.ndarray, "m D"], is_missing: Bool[np.ndarray, "n D"], probability: float
 ) -> float:
-    """By how much of their width, at either end, `intervals` have to grow to hold with this probability; from -0.5 on.
+    """How much to widen `intervals` at either end, as a share of their width, to reach this probability; at least -0.5.
 
-    `rows` are held out, `is_missing` are patterns of which every row gets one. Exact for one hidden feature per row;
-    with more, it is the average over them that holds. Raises ValueError where `rows` are too few for the probability.
+    `rows` are held out; each gets one of the patterns `is_missing`. Coverage is exact with one hidden feature per row;
+    with more it holds on average over them. Raises ValueError if there are too few `rows` for the probability.
     """
     needed = int(np.ceil(probability / (1.0 - probability) - 1e-9))
     if rows.shape[0] < needed:
@@ -47,6 +47,6 @@ def widening(
     lower, upper = (end[is_hidden] for end in intervals(np.where(is_hidden, np.nan, rows)))
     truth, width = rows[is_hidden], upper - lower
     beyond = np.maximum(lower - truth, truth - upper) / np.where(width > 0.0, width, np.finfo(width.dtype).tiny)
-    # rows are independent, features of a row are not: the correction for few is by rows
+    # the finite-sample correction counts rows, which are independent; the features of a row are not
     level = min(1.0, probability * (1.0 + 1.0 / rows.shape[0]) - 1e-9)
     return float(np.quantile(beyond, level, method="inverted_cdf"))

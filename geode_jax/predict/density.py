@@ -1,4 +1,4 @@
-"""Complete rows: log densities under every draw, their average over draws and trees, and the nodes of a row."""
+"""Complete rows: log densities under every draw, their average over draws and trees, and node probabilities."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from geode_jax.model.statistics import project
 
 
 class NodeScores(eqx.Module):
-    """What a node's score of a row needs besides its projection, one tree: axes nodes first, then draws."""
+    """Parameters in a node's score of a row, for one tree; axes are nodes, then draws."""
 
     u: Float[Array, "K T d"]
     half_precision: Float[Array, "K T"]
@@ -38,7 +38,7 @@ def _node_scores(dictionary: Dictionary, draws: Draw) -> NodeScores:
 
 
 def _scores_at(x: Array, centre: Array, basis: Array, node: NodeScores) -> Float[Array, "n T"]:
-    """``log pi + log N`` at one node: its two projections serve every draw, and the draws are one matrix product."""
+    """``log pi + log N`` at one node: rows are projected once for all draws, and the draws are one matrix product."""
     residual, coordinates = project(x, centre, basis)
     return _scores_of(residual, jnp.square(coordinates), node)
 
@@ -65,9 +65,9 @@ def log_density_by_draw(dictionary: Dictionary, draws: Draw, x: Float[Array, "n 
 
 
 def log_density_of_statistics(dictionary: Dictionary, draws: Draw, statistics: AnyStatistics) -> Float[Array, "n T"]:
-    """Log density under every draw of one tree of rows that are known by their statistics.
+    """Log density, under every draw of one tree, of rows of which only the statistics are given.
 
-    Of their candidate nodes only, where they have no others.
+    Summed over candidate nodes only if the statistics are of these only.
     """
     if isinstance(statistics, CandidateStatistics):
         parameters = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), _node_scores(dictionary, draws))
@@ -136,7 +136,7 @@ def node_probabilities(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D
 
 
 def density_row_bytes(draws: Draw, x: np.ndarray) -> int:
-    """Memory that a complete row takes in a block."""
+    """Bytes that a complete row takes in a block."""
     return x.itemsize * (4 * x.shape[1] + 3 * draws.log_joint.shape[1])
 
 

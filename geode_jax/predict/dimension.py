@@ -1,4 +1,4 @@
-"""The intrinsic dimension at a row: how many directions the nodes it may belong to use."""
+"""The intrinsic dimension at a row: how many directions are needed by the nodes it may belong to."""
 
 from functools import partial
 
@@ -33,10 +33,10 @@ def intrinsic_dimension(
 ) -> Float[np.ndarray, "n d1"]:
     """Posterior of the intrinsic dimension p = 0..d at every row, (n, D) to (n, d + 1); rows sum to 1.
 
-    The dimension of a row is that of its node: the probabilities of the nodes given the row (its observed part, where
-    it has NaN), averaged over draws and trees, times the nodes' own (`Posterior.node_dimension_probabilities`). For the
-    whole data set see `Posterior.intrinsic_dimension_probabilities`. The other arguments are those of
-    :func:`geode_jax.log_density`.
+    The dimension of a row is that of its node. The probabilities of the nodes given the row (or its observed features),
+    averaged over draws, weight the nodes' dimension probabilities (`Posterior.node_dimension_probabilities`), and trees
+    are averaged. For the whole data set see `Posterior.intrinsic_dimension_probabilities`. `num_draws` and
+    `num_candidates`: as in :func:`geode_jax.log_density`.
     """
     posterior, data = check_rows(posterior, X)
     num_candidates = check_candidates(posterior, num_candidates)
@@ -68,7 +68,7 @@ def intrinsic_dimension(
 def _node_probabilities_partial(
     dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int
 ) -> Float[Array, "b F K"]:
-    """Probability of each node given the observed part, averaged over the draws of each tree; 0 off the candidates."""
+    """Probability of each node given the observed part, averaged over the draws of each tree; 0 at non-candidates."""
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
         candidates = find_candidates(*inputs, seen, num_candidates)

@@ -1,9 +1,9 @@
-"""Training rows as if they had been held out: what a new row's density is to be compared with.
+"""Leave-one-out densities of training rows, which densities of new rows can be compared with.
 
 A training row's statistics come from dictionaries that never saw it (cross-fitting), so only the few parameters of its
-node know it. Dividing its likelihood out of the posterior draws removes that too: leave-one-out by importance sampling,
-with ratios ``1 / p(x | draw)`` cut at the root of their number times their mean (Ionides 2008), which bounds their
-variance (Vehtari, Gelman & Gabry 2017 on the use for predictive densities).
+node depend on it. Dividing its likelihood out of the posterior draws removes that dependence too: leave-one-out by
+importance sampling. The ratios ``1 / p(x | draw)`` are truncated at their mean times the square root of their number
+(Ionides 2008), which bounds their variance (Vehtari, Gelman & Gabry 2017 on the use for predictive densities).
 """
 
 import jax
@@ -25,9 +25,9 @@ NUM_DRAWS = 100
 def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarray, "n"]:
     """Leave-one-out log density, in nats and the data's units, of the complete training rows in their order.
 
-    `posterior` are draws of `forest`. Rows with missing features have none: densities of different features do not
-    compare. Where rows have candidate nodes, the others count as nothing. Without cross-fitting the dictionary knows
-    the row, and the density is too high.
+    `posterior` holds draws for `forest`. Rows with missing features are left out, as densities of different features
+    cannot be compared. If rows have candidate nodes, the other nodes are ignored. Without cross-fitting the dictionary
+    was learned from the row, and the density is too high.
     """
     num_rows = int(forest.statistics.num_rows[0])
     with precision_of(posterior.dtype):
@@ -51,7 +51,7 @@ def _leave_one_out(dictionary: Dictionary, draws: Draw, statistics: AnyStatistic
 def lost_mass(forest: Forest, posterior: Posterior) -> Float[np.ndarray, "F"] | None:
     """Mean posterior probability that a complete row is at none of its candidate nodes, for every tree.
 
-    Over the rows of the forest's probe; None where all nodes are candidates.
+    Averaged over the forest's probe rows, which have statistics at all nodes. None if all nodes are candidates.
     """
     if forest.probe is None:
         return None

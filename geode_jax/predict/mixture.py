@@ -1,9 +1,9 @@
 """Partially observed rows: the mixture over nodes and draws given what is observed.
 
-A row's posterior predictive given its observed part is a mixture over (draw t, node k) with weights proportional to
-pi_tk N(y_O | t, k), the same under every tree; trees count equally. Work per draw is d-sized: the D-sized work is
-done once per row and node. Per row only the `num_candidates` nodes with the largest weight at the posterior mean of
-the parameters are looked at closely, and only those of them whose weight there counts are carried through all draws.
+Under each tree, a row's posterior predictive given its observed part is a mixture over (draw t, node k) with weights
+proportional to pi_tk N(y_O | t, k); trees have equal weights. The work of size D is done once per row and node, that
+for each draw is of size d. Candidates of a row are the `num_candidates` nodes with the largest weight at the posterior
+mean of the parameters. Only those with a weight that is not negligible there are evaluated under all draws.
 """
 
 from collections.abc import Callable
@@ -22,18 +22,19 @@ from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.model.statistics import observed_statistics_at, observed_statistics_of
 
-# Nodes of a row with a mask of its own are found by this many leading directions, the rest counted as noise.
+# Where rows have different masks, candidate nodes are found by this many leading directions; the rest counts as noise.
 SCREEN_RANK = 16
-# Nats that a candidate is behind the best one at the posterior mean of the parameters to be left out of the draws. Far
-# more than it takes to have no weight there: under single draws, a node of few rows may come out far ahead of that.
+# A candidate this many nats behind the best one, at the posterior mean of the parameters, is not evaluated under the
+# draws. This is far more than makes its weight negligible there: under single draws a node of few rows may score much
+# better than at the mean.
 NEGLIGIBLE = 40.0
 
 
 class Candidates(eqx.Module):
     """The nodes a partial row may belong to, and the row's statistics there; axes (b, M, ...).
 
-    Most rows leave weight to one or two of them. `order` holds all pairs of row and candidate, those that count first,
-    and `num_relevant` how many these are.
+    For most rows only one or two of them have weight. `order` holds all pairs of row and candidate, those that are not
+    negligible first; `num_relevant` is their number.
     """
 
     node: Int[Array, "b M"]
@@ -45,8 +46,8 @@ class Candidates(eqx.Module):
 class Mixture(eqx.Module):
     """A row's conditional distribution, one component per candidate node, axes (b, M, ...).
 
-    Draws of the parameters are merged within a node by their first two moments: mean and covariance of the mixture
-    are those of all draws exactly. Given a component, the row is ``centre + basis eta + noise`` with eta of the given
+    Posterior draws are merged within a node by their first two moments, so that mean and covariance of the mixture are
+    exactly those over all draws. Given a component, the row is ``centre + basis eta + noise`` with eta of the given
     mean and covariance and noise of variance `noise`.
     """
 
@@ -65,11 +66,11 @@ class _Parameters(eqx.Module):
     log_weights: Float[Array, "*nodes"]
 
     def at(self, node: Int[Array, "*pairs"]) -> "_Parameters":
-        """Those of the given nodes."""
+        """The parameters of the given nodes."""
         return jax.tree.map(lambda leaf: leaf[node], self)
 
     def leading(self, rank: int, num_features: Count) -> "_Parameters":
-        """The model of the first directions only: variance along the others is spread over all features as noise."""
+        """The model with the first directions only; variance along the others is spread over all features as noise."""
         snr = jnp.expm1(self.neg_log_u)
         raised = jnp.log1p(snr[..., rank:].sum(axis=-1) / num_features)
         neg_log_u = jnp.log1p(snr[..., :rank] * jnp.exp(-raised)[..., None])
@@ -93,10 +94,10 @@ def _scores(observed: Observed, parameters: _Parameters) -> Array:
 
 
 def find_candidates(dictionary: Dictionary, draws: Draw, seen: Seen, num_candidates: int) -> Candidates:
-    """Best nodes at the posterior mean of the parameters, for one tree, `dictionary` being that of the features.
+    """The best nodes of one tree at the posterior mean of the parameters; `dictionary` is that of the features.
 
-    Rows with masks of their own cost a (d, d) matrix of products over the features at every node: nodes are then ranked
-    by few directions first.
+    Rows with different masks need a (d, d) matrix of products over the features at every node, so nodes are first
+    ranked with a few directions only.
     """
     num_nodes, parameters = dictionary.tree.num_nodes, _mean_parameters(draws, dictionary)
     all_nodes = jnp.broadcast_to(jnp.arange(num_nodes), (seen.x.shape[0], num_nodes))
@@ -123,9 +124,9 @@ PairResults = TypeVar("PairResults")
 def map_relevant(
     function: Callable[[Int[Array, "p"]], PairResults], candidates: Candidates, empty: PairResults
 ) -> PairResults:
-    """``function(pairs)`` of the pairs of row and candidate that count, a few at a time; the others keep `empty`'s.
+    """``function(pairs)`` at the relevant pairs of row and candidate, some at a time; the others keep `empty`'s values.
 
-    Leaves have the pairs, (b*M, ...), first.
+    The first axis of all leaves is that of the pairs, (b*M, ...).
     """
     rows, width = candidates.node.shape
     size = rows // 4 if rows % 4 == 0 else rows
@@ -156,10 +157,10 @@ def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates
 
 
 def _with_mean_noise(dictionary: Dictionary, draws: Draw) -> Draw:
-    """Draws whose noise variance is at most 1, the data's own, at scales that hold no row.
+    """Draws with the noise variance capped at 1, the data's variance, at scales that hold no row.
 
-    There it is drawn from its prior alone, which has no mean: however little weight such a scale has, it would make up
-    all of a standard deviation.
+    There it is drawn from its prior alone, which has no mean: however small the weight of such a scale, its noise would
+    dominate every standard deviation.
     """
     has_rows = jax.vmap(dictionary.tree.sum_over_scales)(draws.count.astype(draws.log_sigma2.dtype)) > 0.0
     capped = jnp.where(has_rows, draws.log_sigma2, jnp.minimum(draws.log_sigma2, 0.0))
@@ -169,7 +170,7 @@ def _with_mean_noise(dictionary: Dictionary, draws: Draw) -> Draw:
 def merged_mixture(
     dictionary: Dictionary, draws: Draw, candidates: Candidates, scores: Float[Array, "T b M"]
 ) -> Mixture:
-    """Merge the draws within each candidate node; scales without rows count with a noise that has a mean."""
+    """Merge the draws within each candidate node, with the noise variance capped at scales without rows."""
     log_total = jax.nn.logsumexp(scores, axis=(0, 2), keepdims=True)
     weights = jnp.exp(scores - log_total).reshape(scores.shape[0], -1)
     draws, rank, dtype = _with_mean_noise(dictionary, draws), dictionary.max_rank, scores.dtype
@@ -197,7 +198,7 @@ def merged_mixture(
         return weight, observed.start + offset, covariance, noise * share
 
     count = candidates.node.size
-    # components without weight have a variance all the same: what is divided by it stays finite
+    # components without weight get noise variance 1, so that dividing by it stays finite
     empty: tuple[Array, ...] = (
         jnp.zeros(count, dtype),
         candidates.observed.start.reshape(count, rank),
@@ -210,7 +211,7 @@ def merged_mixture(
 
 @partial(jax.jit, static_argnames="num_candidates")
 def log_density_partial(dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int) -> Float[Array, "b F"]:
-    """Log marginal density of the observed features under each tree, each over its scale."""
+    """Log marginal density under each tree of the observed features, each divided by its scale."""
     by_draw = log_densities_partial(dictionary, draws, seen, num_candidates=num_candidates)
     return jax.nn.logsumexp(by_draw, axis=2) - jnp.log(by_draw.shape[2])
 
@@ -219,7 +220,7 @@ def log_density_partial(dictionary: Dictionary, draws: Draw, seen: Seen, *, num_
 def log_densities_partial(
     dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int
 ) -> Float[Array, "b F T"]:
-    """Log marginal density of the observed features under every draw of every tree, each over its scale."""
+    """Log marginal density under every draw of every tree of the observed features, each divided by its scale."""
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
         candidates = find_candidates(*inputs, seen, num_candidates)
@@ -230,7 +231,7 @@ def log_densities_partial(
 
 
 def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, num_seen: int) -> int:
-    """Upper estimate of the memory a partial row takes in a block; `num_seen` is 0 where the noise is isotropic."""
+    """Upper estimate of the bytes a partial row takes in a block; `num_seen` is 0 where the noise is isotropic."""
     rank, features, nodes = dictionary.max_rank, dictionary.num_features, dictionary.tree.num_nodes
     numbers = 3 * nodes * rank * (rank + 4) + num_candidates * (6 * rank * rank + num_draws)
     numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank)

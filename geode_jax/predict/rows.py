@@ -1,4 +1,4 @@
-"""What every prediction does at its boundary: arguments, units, draws on the device, memory per row."""
+"""What all predictions share: checks of arguments, units, moving draws to the device, memory per row."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +18,13 @@ from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.mixture import bytes_per_row, log_density_partial
 from geode_jax.rows.frame import to_model
 
-# Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density, or of what is
-# hidden in it, is far below the spread (`python -m benchmarks.thinning`). Every draw of a partial row costs a Cholesky
-# factor per candidate node.
+# Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density, or of its
+# missing values, is far below the posterior spread (`python -m benchmarks.thinning`). Every draw of a partial row costs
+# a Cholesky factor per candidate node.
 DENSITY_DRAWS = 200
 PARTIAL_DRAWS = 16
 CANDIDATES = 6
-# Rows with missing features are worked on together where at least this many miss the same ones.
+# Rows that miss the same features are processed together if there are at least this many of them.
 COMMON_PATTERN = 32
 
 
@@ -35,13 +35,13 @@ def check_rows(posterior: Posterior, X: ArrayLike) -> tuple[Posterior, np.ndarra
 
 
 def check_candidates(posterior: Posterior, num_candidates: int | None) -> int:
-    """Nodes per partial row, at most those there are."""
+    """Candidate nodes per partial row, at most all of them."""
     wanted = CANDIDATES if num_candidates is None else check_integer(num_candidates, "num_candidates", 1)
     return min(wanted, posterior.dictionary.tree.num_nodes)
 
 
 def check_draws(num_draws: int | None, default: int | None) -> int | None:
-    """Draws per tree; None is all of them."""
+    """Draws per tree, `default` if not given; a default of None means all draws."""
     return default if num_draws is None else check_integer(num_draws, "num_draws", 1)
 
 
@@ -51,14 +51,14 @@ def thinned(posterior: Posterior, num_draws: int | None) -> Draw:
 
 
 def features_and_mask(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Features over their scales, 0 (the centre of the data) at missing ones, and the mask of observed ones."""
+    """Centred features divided by their scales, 0 (the mean) where missing, and the mask of observed ones."""
     missing = np.isnan(data)
     x = to_model(np.where(missing, posterior.shift, data), posterior.frame._replace(root=None), posterior.dtype)
     return x, (~missing).astype(posterior.dtype)
 
 
 def of_features(posterior: Posterior) -> Dictionary:
-    """The dictionary of the features over their scales, for rows that do not show all of them."""
+    """The dictionary in coordinates of the features divided by their scales, which partial rows need."""
     return coloured(posterior.dictionary, _root(posterior.noise_root, posterior.dtype))
 
 
@@ -67,7 +67,7 @@ def _root(root: np.ndarray | None, dtype: np.dtype) -> Array | None:
 
 
 def num_seen(is_observed: np.ndarray) -> int:
-    """Places for the observed features of any row: in eighths of all, so that few programs are compiled."""
+    """Array length for the observed features of a row, rounded up to eighths of D so that few programs are compiled."""
     num_features = is_observed.shape[1]
     step = -(-num_features // 8)
     return min(num_features, -(-max(1, int(is_observed.sum(axis=1).max())) // step) * step)
@@ -81,10 +81,10 @@ def map_partial_rows(
     bytes_per_row: int,
     root: np.ndarray | None = None,
 ) -> Any:
-    """:func:`map_row_blocks` of ``function(seen, ...)``, rows that miss the same features together.
+    """:func:`map_row_blocks` of ``function(seen, ...)``, where rows that miss the same features share blocks.
 
-    A pattern of many rows, as in regression, gets blocks of its own and one mask, (1, D), so that what depends on the
-    pattern alone is done once per block. `root`: that of the noise, where it is not isotropic.
+    A pattern that many rows share, as in regression, gets separate blocks with a single mask, (1, D), so that work that
+    depends only on the pattern is done once per block. `root`: root of the noise covariance; None if it is isotropic.
     """
     places, noise_root = num_seen(is_observed), _root(root, x.dtype)
 
@@ -122,10 +122,10 @@ def map_rows(
     of_complete: Callable[[Draw, np.ndarray], np.ndarray],
     of_partial: Callable[[Draw, np.ndarray, np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """Results (n, ...) of rows in the data's units: of complete ones and of partial ones, each in their own way.
+    """Results (n, ...) for rows in the data's units, with one function for complete rows and one for partial rows.
 
-    `of_complete` gets thinned draws and model coordinates, `of_partial` the mask of observed entries besides;
-    `num_draws` are the draws for each.
+    `of_complete` gets thinned draws and model coordinates; `of_partial` gets thinned draws and what
+    :func:`features_and_mask` returns. `num_draws`: draws per tree for each of the two.
     """
     is_partial = np.isnan(data).any(axis=1)
     index, parts = [], []
@@ -141,7 +141,7 @@ def map_rows(
 
 
 def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int) -> int:
-    """Upper estimate of the memory a partial row takes in a block."""
+    """Upper estimate of the bytes a partial row takes in a block."""
     most_seen = 0 if posterior.noise_root is None else posterior.num_features
     return bytes_per_row(posterior.dictionary, num_candidates, draws.log_joint.shape[1], most_seen)
 
@@ -149,7 +149,7 @@ def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int) ->
 def partial_log_density_by_tree(
     posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray, num_candidates: int
 ) -> np.ndarray:
-    """Log density of the observed parts under each tree, (n, F), in model coordinates."""
+    """Log density under each tree, (n, F), of the observed features, each divided by its scale."""
     dictionary = of_features(posterior)
     return map_partial_rows(
         lambda seen: log_density_partial(dictionary, draws, seen, num_candidates=num_candidates),
