@@ -12,6 +12,8 @@ F     trees of the forest
 C     chains per tree
 T     draws
 M     candidate nodes of a row
+G     classes
+b     rows of a block
 ====  =======================================================================
 """
 

@@ -304,9 +304,17 @@ class RankAdaptation:
 
 @dataclasses.dataclass(frozen=True)
 class SamplerSettings:
-    """How stage two draws. Sweeps per chain: ``num_warmup + num_samples * thinning``.
+    """How stage two samples, with ``num_warmup + num_samples * thinning`` sweeps per chain.
 
-    `segment_length`: sweeps between two visits to the host, where draws leave the device and progress is shown.
+    - `num_warmup` (default 500): sweeps per chain before draws are kept; ranks adapt in them.
+    - `num_samples` (default 500): draws kept per chain.
+    - `num_chains` (default 1): chains per tree.
+    - `thinning` (default 1): sweeps per draw that is kept.
+    - `shrinkage` (default ``ExactShrinkage()``): how u and tau are updated.
+    - `membership` (default ``DirectMembership()``): how the nodes of the rows are drawn.
+    - `adaptation` (default ``RankAdaptation()``): how ranks adapt; None keeps all directions.
+    - `segment_length` (default 50): sweeps per compiled call. After each, draws move to the host, progress is shown,
+      and the checkpoint is written.
     """
 
     num_warmup: int = 500

@@ -40,8 +40,8 @@ def fit(
     - `key`: a JAX key; everything random in the fit follows from it.
     - `X`: an array, or a pandas or polars frame, of numbers with at least 2 different rows. NaN is a missing value:
       the posterior is conditioned on the observed values. Rows may all be partial, but every row and every column needs
-      an observed value. A memory-mapped float32 or float64 file without NaN, ``np.load(path, mmap_mode="r")``, is not
-      copied.
+      an observed value. No copy is kept of a memory-mapped float32 or float64 file without NaN,
+      ``np.load(path, mmap_mode="r")``.
     - `dictionary`: settings of stage one; None is ``DictionarySettings()``.
     - `prior`: hyperparameters of the model; None is ``Prior()``.
     - `sampler`: settings of stage two; None is ``SamplerSettings()``.

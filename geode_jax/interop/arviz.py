@@ -21,10 +21,10 @@ def to_arviz(posterior: Posterior, X: ArrayLike | None = None) -> Any:
 
     Groups and their variables, all with dimensions (chain, draw, tree, ...):
 
-    - `posterior`: `sigma`, `scale_weight` (by scale), `weight` (by node), `tau` and `signal_sd`, the standard deviation
-      along a direction, alpha (by node and dimension), and `stop_concentration` where it is learned. Sigma and
-      signal_sd are in the data's units, times a feature's relative noise scale. At a removed direction tau is 1 and
-      signal_sd 0.
+    - `posterior`: `sigma`, `scale_weight` (by scale), `weight` (by node), `tau` and `signal_sd` (by node and
+      dimension), and `stop_concentration` if it is learned. `signal_sd` is alpha, the standard deviation along a
+      direction. Sigma and signal_sd are in the data's units, to be multiplied by a feature's relative noise scale. At a
+      removed direction tau is 1 and signal_sd 0.
     - `sample_stats`: `lp` (the log joint), `active_dimensions` and `rows`, the number of rows (by node).
     - `log_likelihood`: `x` with dimensions (chain, draw, row), averaged over trees, and `observed_data`. Computed in
       blocks; the result has a number for every draw and row. Training rows are closer than new rows to the dictionary

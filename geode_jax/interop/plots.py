@@ -53,10 +53,10 @@ def inclusion_probabilities(ax: Axes, posterior: Posterior) -> Axes:
 
 
 def intrinsic_dimension(ax: Axes, probabilities: np.ndarray, *, what: str = "row") -> Axes:
-    """Draw a posterior of the intrinsic dimension, (d + 1,), as bars, or several, (rows or nodes, d + 1), as a map.
+    """Draw a posterior of the intrinsic dimension, (d + 1,), as bars, or several, (rows or nodes, d + 1), as a heatmap.
 
-    Takes `Posterior.intrinsic_dimension_probabilities`, `Posterior.node_dimension_probabilities` of one tree, or
-    :func:`geode_jax.intrinsic_dimension` of rows. `what` names the rows of a map; absent nodes (NaN) stay white.
+    Takes `Posterior.intrinsic_dimension_probabilities`, `Posterior.node_dimension_probabilities` of one tree, or the
+    result of :func:`geode_jax.intrinsic_dimension`. `what` labels a heatmap's y-axis; absent nodes (NaN) are white.
     """
     probabilities = np.asarray(probabilities)
     ax.set_xlabel("intrinsic dimension")
