@@ -1,4 +1,4 @@
-"""One file of arrays and a JSON header, without pickle: how posteriors and estimators are kept."""
+"""One file of arrays and a JSON header, without pickle: the format in which posteriors and estimators are saved."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ import numpy as np
 
 from geode_jax import settings as _settings
 
-# What settings were called in files of earlier versions.
+# Earlier names of settings, as found in files of earlier versions.
 _RENAMED_CLASSES = {"NoiseShape": "NoiseCovariance"}
 _RENAMED_FIELDS = {("DictionarySettings", "noise_shape"): "noise_covariance"}
 
@@ -21,7 +21,7 @@ _RENAMED_FIELDS = {("DictionarySettings", "noise_shape"): "noise_covariance"}
 def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Write one ``.npz`` file; it appears whole or not at all. No array may be called ``header``."""
     target = Path(path)
-    # of a name of its own: several processes of one run write the same file
+    # a unique name, because several processes of one run write the same file
     partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     try:
         with open(partial, "wb") as file:
@@ -32,10 +32,10 @@ def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], array
 
 
 def read_archive(path: str | os.PathLike[str], kind: str, version: int, writer: str, rebuild: Any) -> Any:
-    """What `rebuild` makes of ``(header, arrays)`` of a file whose header names the format `kind`.
+    """Read a file of the format `kind` and return ``rebuild(header, arrays)``.
 
-    `writer` names the method that writes such files. Raises ValueError where the file is another, of a later version
-    than `version`, or damaged; OSError where it cannot be read.
+    `writer` names the method that writes such files. Raises ValueError if the file has another format, is of a later
+    version than `version`, or is damaged; OSError if it cannot be read.
     """
     with open(path, "rb") as stream:
         return _read(stream, path, kind, version, writer, rebuild)
@@ -77,7 +77,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The inverse of :func:`encode`; only this package's settings classes are ever made, lists stay lists."""
+    """The inverse of :func:`encode`; it creates only this package's settings classes, and lists stay lists."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
@@ -92,7 +92,7 @@ def decode(value: Any) -> Any:
 
 
 def fields_of(module: Any) -> dict[str, np.ndarray]:
-    """Arrays of a module by name, without its submodules and what is None; of None, none."""
+    """Array fields of a module by name, without submodules and fields that are None; empty if `module` is None."""
     if module is None:
         return {}
     values = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
@@ -100,5 +100,5 @@ def fields_of(module: Any) -> dict[str, np.ndarray]:
 
 
 def within(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
-    """Arrays whose name begins with ``part.``, by the rest of it."""
+    """Arrays whose name begins with ``part.``, keyed by the rest of the name."""
     return {name.removeprefix(f"{part}."): array for name, array in arrays.items() if name.startswith(f"{part}.")}

@@ -1,6 +1,6 @@
-"""A folder in which an unfinished fit keeps what it has, so that a killed one goes on where it was.
+"""A folder in which a fit saves its progress, so that a killed fit can be resumed.
 
-Every file appears whole or not at all, and names the fit it belongs to by a digest of its arguments.
+Every file appears whole or not at all, and identifies its fit by a digest of the fit's arguments.
 """
 
 import hashlib
@@ -23,26 +23,26 @@ Found: TypeAlias = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 class Checkpoint:
-    """Files of one fit; `part` gives a fit's parts folders of their own."""
+    """Files of one fit; `part` gives each part of a fit a subfolder."""
 
     def __init__(self, folder: str | os.PathLike[str], digest: str) -> None:
         self.folder = Path(folder)
         self.digest = digest
 
     def part(self, name: str) -> "Checkpoint":
-        """The folder of a part of the fit."""
+        """The checkpoint of a part of the fit, in a subfolder."""
         return Checkpoint(self.folder / name, self.digest)
 
     def write(self, name: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep a header and arrays under a name."""
+        """Save a header and arrays under a name."""
         self.folder.mkdir(parents=True, exist_ok=True)
         own = {"format": _FORMAT, "version": _FORMAT_VERSION, "digest": self.digest, "content": header}
         write_archive(self._path(name), own, arrays)
 
     def read(self, name: str) -> Found | None:
-        """What was kept under a name; None where nothing was.
+        """The header and arrays saved under a name; None if there are none.
 
-        Raises ValueError where it is another fit's, or damaged.
+        Raises ValueError if the file belongs to another fit, or is damaged.
         """
         path = self._path(name)
         if not path.exists():

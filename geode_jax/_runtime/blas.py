@@ -1,7 +1,7 @@
-"""BLAS on one thread, for work that has the cores already.
+"""BLAS on one thread, for work that already uses all cores.
 
-On a CPU the Cholesky factors and triangular solves of a compiled program are calls of SciPy's BLAS, which splits each
-of these small problems over threads of its own. Where other processes use the same cores, these threads wait for each
+On a CPU the Cholesky factors and triangular solves of a compiled program are calls to SciPy's BLAS, which splits each
+of these small problems over its thread pool. Where other processes use the same cores, these threads wait for each
 other, and the work can take a hundred times as long (`python -m benchmarks run contention`).
 """
 
@@ -16,18 +16,18 @@ from threadpoolctl import ThreadpoolController
 
 @functools.cache
 def _libraries() -> list[Any]:
-    """All BLAS libraries of this process; looking for them takes a while."""
+    """All BLAS libraries of this process; cached, because finding them is slow."""
     return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def _set_threads(library: Any, number: int) -> None:
-    # Since its version 3.8 threadpoolctl ignores what a thread sets while another one has set something. But the number
-    # is one for the whole process: the thread that restores it need not be the one that has set it.
+    # From version 3.8 on, threadpoolctl ignores what a thread sets while another thread's setting holds. But this
+    # setting is shared by the whole process, and the thread that restores it need not be the one that set it.
     getattr(library, "_real_set_num_threads", library.set_num_threads)(number)
 
 
 class _Users:
-    """How many blocks want one thread now, and how many threads there were before the first."""
+    """How many blocks hold BLAS at one thread now, and the numbers of threads before the first of them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -42,8 +42,8 @@ _users = _Users()
 def one_blas_thread() -> Iterator[None]:
     """Run the block, and what it waits for, with BLAS at one thread; then restore the setting.
 
-    The number of threads is one for the whole process. So of blocks that overlap, in whatever threads, the first one
-    to begin sets it and the last one to end restores it. Also a decorator.
+    The number of threads is a setting of the whole process. So where blocks overlap, in any threads, the first to
+    begin sets it and the last to end restores it. Can also be used as a decorator.
     """
     with _users.lock:
         if _users.number == 0:

@@ -1,4 +1,4 @@
-"""Memory as the sampler takes it over, and memory that was freed, given back to the system."""
+"""Buffers that the sampler can use without a copy, and freed memory returned to the system."""
 
 import ctypes
 import functools
@@ -14,9 +14,9 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def release_free_memory() -> None:
-    """Give back what malloc keeps of freed arrays, up to 64 MiB for every thread, before large ones are made.
+    """Return the memory of freed arrays that malloc keeps, up to 64 MiB per thread, before large arrays are allocated.
 
-    With data of about that size it is as much as the data. Only glibc is asked: others give back sooner.
+    With data of about that size it is as much as the data. Only glibc needs this: other allocators return it sooner.
     """
     trim = _trim()
     if trim is not None:
@@ -24,7 +24,7 @@ def release_free_memory() -> None:
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that a CPU's device takes over without a copy: they begin at a multiple of 64 bytes."""
+    """Zeros that JAX's CPU device can use without a copy: they start at a multiple of 64 bytes."""
     size = int(np.prod(shape)) * dtype.itemsize
     memory = np.zeros(size + 64, np.uint8)
     start = -memory.ctypes.data % 64

@@ -1,4 +1,4 @@
-"""How programs are compiled, and that there are not too many: XLA's time to compile is much of a first fit's."""
+"""How programs are compiled, and a limit on their number: compilation is much of the time of a first fit."""
 
 from collections.abc import Callable
 from functools import cache, wraps
@@ -9,8 +9,8 @@ import jax
 
 Result = TypeVar("Result")
 
-# LLVM's second level of optimisation: on a CPU a third less time to compile than its third, for sweeps that are as fast
-# to within a few per cent (`python -m benchmarks.compile_time`).
+# LLVM's optimisation level 2: on a CPU it takes a third less time to compile than level 3, and sweeps are as fast to
+# within a few per cent (`python -m benchmarks.compile_time`).
 OPTIONS = {"xla_backend_optimization_level": 2}
 
 # Linux: memory mappings of this process, one per line, and how many it may have.
@@ -18,10 +18,11 @@ MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_co
 
 
 def make_room() -> None:
-    """Drop compiled programs where this process has more than half of the memory mappings that Linux allows it.
+    """Drop compiled programs if this process has more than half of the memory mappings that Linux allows.
 
     Every program holds some, and XLA crashes at the limit of 65,530: after about a hundred fits to data of different
-    shapes, as in a search over settings. What is needed again is compiled again, or read from JAX's persistent cache.
+    shapes, as in a search over settings. A dropped program that is needed again is recompiled, or read from JAX's
+    persistent cache.
     """
     try:
         used, most = MAPPINGS.read_bytes().count(b"\n"), int(MOST_MAPPINGS.read_text())
@@ -32,10 +33,10 @@ def make_room() -> None:
 
 
 def quickly_compiled(function: Callable[..., Result], **options: Any) -> Callable[..., Result]:
-    """``jax.jit`` with `OPTIONS` on a CPU.
+    """``jax.jit`` with `OPTIONS` on a CPU, and without them on other devices.
 
-    Inside another program, whose options count, it is the function itself. Where `jax_disable_most_optimizations` is
-    set it is ``jax.jit`` as it is, which is faster still to compile.
+    Called with tracers, it calls `function` directly: the options of the enclosing program apply. Where
+    `jax_disable_most_optimizations` is set it is plain ``jax.jit``, which compiles faster still.
     """
 
     @cache

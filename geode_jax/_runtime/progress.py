@@ -1,4 +1,4 @@
-"""Progress: how far a call has come, told in words, and the bar that shows it."""
+"""Progress of a call: the share that is done, the current step in words, and the bar that shows both."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from tqdm import tqdm
 
-# Told the share that is done, 0 to 1, and what is being done.
+# Called with the share that is done, 0 to 1, and the current step in words.
 Show: TypeAlias = Callable[[float, str], None]
 
 _FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
@@ -14,7 +14,7 @@ _FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
 
 @contextmanager
 def progress_bar(is_shown: bool) -> Iterator[Show]:
-    """What moves a bar from 0 to 1 on standard error, or does nothing."""
+    """Yield a function that moves a bar from 0 to 1 on standard error, or that does nothing."""
     with tqdm(total=1.0, disable=not is_shown, bar_format=_FORMAT) as bar:
 
         def show(share: float, text: str) -> None:
@@ -25,5 +25,5 @@ def progress_bar(is_shown: bool) -> Iterator[Show]:
 
 
 def part_of(show: Show, first: float, last: float, prefix: str = "") -> Show:
-    """What shows a part of the work, which reaches from `first` to `last` on the bar of all."""
+    """A `Show` for one part of the work, mapped to the range `first` to `last` of the whole bar."""
     return lambda share, text: show(first + (last - first) * share, prefix + text)

@@ -1,7 +1,7 @@
-"""The same work on many small matrices, on all cores.
+"""The same work on many small matrices, in parallel on all cores.
 
-A BLAS that splits a small product over its threads loses more time to their meeting than it gains, and NumPy's and
-SciPy's own pools wait for each other besides. So every core takes an item of its own, and BLAS one thread.
+A BLAS that splits a small product over threads loses more time to synchronisation than it gains, and the separate
+thread pools of NumPy and SciPy also wait for each other. So every core takes one item, and BLAS uses one thread.
 """
 
 import functools
@@ -23,18 +23,19 @@ _here = threading.local()
 
 @functools.cache
 def _pool(process: int, num_threads: int) -> ThreadPoolExecutor:
-    """The threads of this process, which a fork of it has not.
+    """The thread pool of `process`; a fork has no threads of its parent, so it gets a new pool.
 
-    They stay, as a fit makes hundreds of calls. And malloc has an arena for every thread, and until one that ended has
-    given its own back, a new one for the next: with new threads in every call these held several times the data.
+    The pool is kept, as a fit makes hundreds of calls. New threads in every call would also cost memory: malloc has an
+    arena per thread and does not reuse that of an ended thread at once, and these arenas held several times the data.
     """
     return ThreadPoolExecutor(num_threads, thread_name_prefix=f"geode_jax-{process}")
 
 
 def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """``[function(item) for item in items]``, each on one thread; the innermost of nested calls runs in order.
+    """``[function(item) for item in items]``, each item on one thread; a call made from such a thread runs in order.
 
-    A single item keeps BLAS's threads. There are as many threads as joblib counts CPUs (LOKY_MAX_CPU_COUNT lowers it).
+    With a single item BLAS keeps its threads. The number of threads is joblib's number of CPUs (LOKY_MAX_CPU_COUNT
+    lowers it).
     """
     items = list(items)
     if len(items) < 2 or getattr(_here, "is_worker", False):

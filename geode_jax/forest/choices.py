@@ -1,6 +1,6 @@
-"""What the first tree's held-out rows decide: a shared span, a noise covariance, the rank.
+"""Choices that held-out rows of the first tree decide: a shared span, a noise covariance, the rank.
 
-Each is tried by itself, and returns what was tried with its gain. The larger gain is taken.
+A span and a noise covariance are tried separately; the one of larger gain is used, or neither.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from geode_jax.rows.training import Training
 
 
 class Chosen(NamedTuple):
-    """A span shared by all nodes, or roots of the noise covariance, or neither; directions per node; and why.
+    """A span shared by all nodes, or roots of the noise covariance, or neither; directions per node; and the reasons.
 
     `roots`: of all rows, and without each fold.
     """
@@ -37,7 +37,7 @@ class Chosen(NamedTuple):
 
 
 def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> Chosen:
-    """What dictionaries of the rows should look like, by the first tree."""
+    """Choose the span or noise covariance, and the rank, of all dictionaries, judged on the first tree."""
     if plan.span_rank > 0:
         return _given_span(training, plan, seed)
     if not (plan.tries_spans or plan.tries_noise_covariance or plan.seeks_rank):
@@ -54,7 +54,7 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
         noise = _judge_noise(judging, plan, partition, options, plain)
     taken = noise if noise.gain > span.gain else span
     shared, roots, rank = taken.span, None, taken.rank
-    # those who judged have folds for some rows only
+    # the trials may have used the folds of only some rows
     is_whole = judging.folds is training.folds
     if shared is not None:
         rank = min(rank, shared.bases.shape[2])
@@ -81,14 +81,14 @@ def _given_span(training: Training, plan: Plan, seed: int) -> Chosen:
 
 
 class _Plain(NamedTuple):
-    """Log likelihood of the judged rows by nodes with directions of their own and isotropic noise, and their rank."""
+    """Log likelihood of the judged rows, and the rank, with no shared span and isotropic noise."""
 
     log_likelihood: np.ndarray
     rank: int
 
 
 class _Outcome(NamedTuple):
-    """What was tried and taken, its rank and gain (0 where it was not), and why."""
+    """The span or noise covariance that passed its trial, or neither; the rank; the gain (0 if neither); and why."""
 
     span: Span | None
     noise: NoiseTrial | None

@@ -22,10 +22,10 @@ from geode_jax.rows.view import Rows, as_array
 class Learned(NamedTuple):
     """Trees and dictionaries of rows that are complete or have been filled.
 
-    `subspaces` are those of the rows of `training`, divided by `scales`. Where there are few rows for their features,
-    both are in coordinates of the row space, and `whole` learns the dictionaries of all rows in R^D as they are asked
-    for: each may be as large as the data. With a `noise_root`, (D, D), they are of whitened coordinates, those of a
-    training row being by the noise covariance that left its fold out.
+    `subspaces` are learned from the rows of `training`, which are divided by `scales`. Where there are few rows for
+    their features, both are in coordinates of the row space; the iterator `whole` then learns the trees' dictionaries
+    of all rows in R^D one at a time, as each may be as large as the data. With a `noise_root`, (D, D), both are in
+    whitened coordinates, each training row whitened by the noise covariance that was learned without its fold.
     """
 
     training: Training
@@ -68,7 +68,7 @@ def learn(training: Training, plan: Plan, seeds: list[int], show: Show) -> Learn
 def _whole_dictionaries(
     x: Rows, plan: Plan, partitions: list[Partition], seeds: list[int], chosen: Chosen
 ) -> Iterator[Subspaces]:
-    """Every tree's dictionary of all rows in R^D, one after the other, within as many directions as the span has."""
+    """Yield every tree's dictionary of all rows in R^D; within a span of the chosen rank if there is one."""
     rows, span = Training(x, x.shape[1]), chosen.span
     shared: Span | None = None if span is None else learn_span(x, None, seeds[0], max_rank=span.bases.shape[2])
     for partition, seed in zip(partitions, seeds, strict=True):

@@ -1,4 +1,4 @@
-"""What features are divided by: units of their own where they need them, and noise scales."""
+"""Divisors of the features: one unit per feature where held-out rows favour it, and noise scales."""
 
 import numpy as np
 
@@ -12,16 +12,16 @@ from geode_jax.rows.view import Rows, divide
 
 
 def noise_scales(x: Rows, is_observed: np.ndarray | None, cells: Partition, options: NoiseOptions | None) -> np.ndarray:
-    """Noise scale of every feature of x, (n, D), from cells side by side; all 1 without options."""
+    """Noise scale of every feature of x, (n, D), from disjoint cells; all 1 without options."""
     if options is None:
         return np.ones(x.shape[1])
     return learn_feature_scales(x, is_observed, cells, options).scales
 
 
 def find_units(x: Rows, plan: Plan, seed: int) -> tuple[np.ndarray, Decision]:
-    """Divisors of the features of x, (n, D) with NaN where missing: 1, or units of their own.
+    """Divisors of the features of x, (n, D) with NaN where missing: all 1, or one unit per feature.
 
-    Features have units of their own only if they have noise scales of their own, and held-out rows tell so.
+    There is one unit per feature only if there is one noise scale per feature, and held-out rows favour it.
     """
     options = plan.noise(seed)
     if options is None:
@@ -42,7 +42,7 @@ def _decision(trial: UnitsTrial) -> Decision:
 
 
 def divide_by_units(x: Rows, frame: Frame, plan: Plan, seed: int) -> tuple[Rows, Frame, Decision]:
-    """The rows divided by the units of :func:`find_units`, in place if they are an array, and their frame after it."""
+    """Divide the rows by the units of :func:`find_units`, in place if they are an array, and update the frame."""
     divisors, decision = find_units(x, plan, seed)
     if (divisors != 1.0).any():
         x = divide(x, divisors)

@@ -1,7 +1,7 @@
-"""Conditional means of the missing features of rows, given the observed ones: stage one fills and refines by these.
+"""Conditional means of missing features given the observed ones, with which stage one refines its first fill.
 
-Under the quick mixture of `learning/evidence.py`, at a row's candidate nodes, from the dictionaries that left its fold
-out: a row must not be filled from what it was filled with before.
+They are under the quick mixture of `learning/evidence.py`, at a row's candidate nodes, from the dictionaries that left
+its fold out: a row must not be filled from the values it was filled with before.
 """
 
 import itertools
@@ -32,11 +32,12 @@ _SYSTEMS = 256  # rows whose systems of equations are solved at once
 
 
 def complete(training: Training, plan: Plan, seeds: list[int], show: Show) -> Training:
-    """The rows with their missing entries, filled somehow, at their conditional means, averaged over trees.
+    """Replace the first fill of missing entries by conditional means, averaged over trees.
 
-    A row is filled by dictionaries that left its own fold out: one that knew the row would find again what it was
-    filled with before. And the rows that a fold's dictionary learns from are filled by dictionaries that left that fold
-    out too, or what it says of the fold's rows would depend on these themselves, and intervals would be too narrow.
+    A row is filled by dictionaries that left its fold out: one that was learned from the row would reproduce what the
+    row was filled with before. And where rows are to train the dictionary without some fold, they are filled by
+    dictionaries that left out that fold too. Otherwise that dictionary would depend on the fold's rows, and intervals
+    would be too narrow.
     """
     seeds = seeds[:FILL_TREES]
     partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
@@ -57,7 +58,7 @@ def complete(training: Training, plan: Plan, seeds: list[int], show: Show) -> Tr
         candidates = search_candidates(scaled, rows, partition, subspaces, plan.partial_candidates)
         for one, by in enumerate(filler):
             used = np.flatnonzero((by > 0) | (one == 0))
-            if used.size == 0:  # all of them are in the fold that is left out
+            if used.size == 0:  # all rows with missing entries are in the fold that is left out
                 continue
             block = Training(scaled.x[rows[used]], training.num_features, by[used], seen[used])
             total[one, used] += conditional_means(block, mixture, subspaces, candidates[used])
@@ -70,9 +71,10 @@ def complete(training: Training, plan: Plan, seeds: list[int], show: Show) -> Tr
 
 
 def _fillers(training: Training) -> tuple[list[Holdout], np.ndarray]:
-    """Holdouts, and for the dictionary of all rows and for that without each fold who fills each row, by its number.
+    """The holdouts, and a table (1 + num_folds, rows) of which one fills each row, by number.
 
-    0 stands for a dictionary that does not learn from the row.
+    The table's first line is for the dictionary of all rows, line 1 + f for that without fold f; there 0 marks a row
+    that this dictionary does not learn from.
     """
     holdouts = each_fold(training.folds)
     num_folds = len(holdouts) - 1
@@ -90,9 +92,9 @@ def _fillers(training: Training) -> tuple[list[Holdout], np.ndarray]:
 def conditional_means(
     rows: Training, mixture: QuickMixture, subspaces: Subspaces, candidates: np.ndarray
 ) -> np.ndarray:
-    """Mean of every feature of rows, (n_m, D), given their observed ones, a block of rows after the other.
+    """Mean of every feature of the rows, (n_m, D), given the observed ones, computed in blocks of rows.
 
-    The folds of the `rows` say which of the holdouts of `subspaces` fills a row.
+    The folds of the `rows` are the numbers of the holdouts of `subspaces` that fill them.
     """
     blocks = np.split(np.arange(rows.x.shape[0]), range(_LARGE_BLOCK, rows.x.shape[0], _LARGE_BLOCK))
     return np.concatenate([_block_means(rows.taken(at), mixture, subspaces, candidates[at]) for at in blocks])
@@ -125,7 +127,7 @@ def _block_means(rows: Training, mixture: QuickMixture, subspaces: Subspaces, ca
 
 @jax.jit
 def _conditional(group: PartialRows, neg_log_u: Array, log_noise: Array, log_weight: Array) -> tuple[Array, Array]:
-    """Weights of the candidates and the coordinates' means there; neg_log_u = log(variance / noise)."""
+    """Posterior weights of the candidates and mean coordinates at each; neg_log_u = log(variance / noise)."""
     observed = group.observed(group.at_candidates(group.gram))
     latent = latent_given(observed, neg_log_u)
     score = log_weight + log_marginal(observed, latent, neg_log_u, log_noise)

@@ -1,4 +1,4 @@
-"""What stage one leaves behind: dictionaries, and the statistics of the training rows."""
+"""The result of stage one: dictionaries, and the statistics of the training rows."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ class Forest(eqx.Module):
 
     Made by :func:`geode_jax.learn_forest`; arrays of `dictionary` and `statistics` have a leading axis F. Everything is
     in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64 and R the
-    `noise_root`, (D, D); None is the identity. `dictionary_settings` are those asked for; `found` is what they left
-    open, and why it was chosen.
+    `noise_root`, (D, D); None is the identity. `dictionary_settings` are those the user gave; `found` is what was
+    chosen where they left it open, and why.
     """
 
     dictionary: Dictionary
@@ -62,7 +62,7 @@ class Forest(eqx.Module):
         return complete + int((self.partial.node[0, ..., 0] < self.dictionary.tree.num_nodes).sum())
 
     def problem(self, prior: Prior, sampler: SamplerSettings) -> Problem:
-        """What the sampler works on, all trees at once, with a leading axis F on its arrays."""
+        """The sampler's input for all trees, with a leading axis F on its arrays."""
         dictionary = self.dictionary
         return Problem(
             tree=dictionary.tree,

@@ -1,4 +1,4 @@
-"""What stage one hands to the sampler: frozen dictionaries, and statistics of the training rows."""
+"""What the sampler gets from stage one: frozen dictionaries, and statistics of the training rows."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ from geode_jax.model.tree import trees_from_masks
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.view import taken
 
-# Rows are kept at all nodes, to see what their candidates leave out, within this many bytes.
+# Memory for the statistics of some rows at all nodes, which measure what their candidates leave out.
 PROBE_BYTES = 2**28
 # Rows with missing features are drawn in groups where a sweep over all of them takes more than this many operations
 # (matrices times d^3) per tree.
@@ -33,8 +33,8 @@ def freeze_forest(
 ) -> tuple[Dictionary, AnyStatistics, Probe | None]:
     """The dictionaries of all rows, and the complete rows' statistics from those that left them out.
 
-    `num_places`: places for complete rows, where forests share a program; None for just enough. Statistics are at all
-    nodes, or at the rows' candidates, and then those of a few rows at all nodes besides.
+    `num_places`: places for complete rows, for forests that share a compiled program; None for just enough. Statistics
+    are at all nodes, or at the rows' candidates; the `Probe` then has those of a few rows at all nodes.
     """
     trees = range(len(learned.partitions))
     dictionary = _frozen(learned)
@@ -57,7 +57,7 @@ def freeze_forest(
 
 def _frozen(learned: Learned) -> Dictionary:
     """Every tree's dictionary of all rows, in R^D."""
-    # directions that the folds did not find have no statistics
+    # directions that some fold's dictionary lacks have no statistics
     ranks = [found.ranks for found in learned.subspaces]
     return freeze(learned.partitions, learned.subspaces if learned.whole is None else learned.whole, ranks)
 
@@ -77,7 +77,7 @@ def _at_all_nodes(learned: Learned, rows: np.ndarray, num_places: int) -> Statis
 
 
 def _candidates(learned: Learned, number: int, rows: np.ndarray, width: int) -> np.ndarray:
-    """The nodes of every row, (rows, width), ascending; a tree with fewer is filled up with the number of nodes."""
+    """The candidates of every row, (rows, width), ascending; padded with K if the tree has fewer nodes."""
     partition, subspaces = learned.partitions[number], learned.subspaces[number]
     candidates = np.full((rows.size, width), len(partition.cells), np.int32)
     found = search_candidates(learned.training, rows, partition, subspaces, width)
@@ -86,7 +86,7 @@ def _candidates(learned: Learned, number: int, rows: np.ndarray, width: int) -> 
 
 
 def freeze_partial_rows(learned: Learned, plan: Plan) -> PartialRows | None:
-    """What the sampler needs of the rows with missing features, on every tree; None where there are none."""
+    """What the sampler needs of the rows with missing features, on every tree; None if there are none."""
     training = learned.training
     if training.is_observed is None:
         return None
@@ -111,7 +111,7 @@ def freeze_partial_rows(learned: Learned, plan: Plan) -> PartialRows | None:
 
 
 def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: list[np.ndarray]) -> Dictionary:
-    """A forest's dictionaries of all rows, each tree's first holdout; nodes keep at most `max_ranks` directions."""
+    """A forest's dictionaries of all rows (each tree's entry 0); nodes keep at most `max_ranks` directions."""
     learned = iter(trees)
     found = next(learned)
     if len(partitions) == found.bases.shape[0] == 1:
@@ -129,7 +129,7 @@ def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: l
         arrays[0][number] = found.centres[0]
         np.multiply(found.bases[0], has_direction, out=arrays[1][number])
     del found
-    next(learned, None)  # at its end it lets go of what it learned from
+    next(learned, None)  # a generator that has ended releases the rows it learned from
     return Dictionary(
         tree=trees_from_masks(np.stack([partition.is_present for partition in partitions])),
         centres=jax.device_put(arrays[0]),

@@ -35,8 +35,8 @@ def learn_forest(
 ) -> Forest:
     """Learn trees and dictionaries from the rows of X, shape (n, D): stage one of :func:`geode_jax.fit`.
 
-    For sampling the same forest more than once, by :func:`geode_jax.sample_posterior` with other priors or settings, or
-    by NumPyro's MCMC. Arguments and errors are those of :func:`geode_jax.fit`.
+    Use it to sample the same forest more than once, by :func:`geode_jax.sample_posterior` with other priors or
+    settings, or by NumPyro's MCMC. Arguments and errors are those of :func:`geode_jax.fit`.
     """
     key = check_key(key)
     data = check_training_data(X)
@@ -50,7 +50,7 @@ def grow_forest(key: KeyArray, data: np.ndarray, settings: DictionarySettings, d
     """:func:`learn_forest` on checked arguments, within the precision of `dtype`."""
     plan = Plan.of(settings, data.shape[0], data.shape[1], int(has_missing(data).sum()))
     frame = learn_frame(data)
-    # what is mapped into memory may be larger than that is
+    # memory-mapped data may be larger than memory
     rows_in = view_in_model if is_memory_mapped(data) else to_model
     return grow_in_frame(key, rows_in(data, frame, dtype), frame, plan, show)
 
@@ -60,9 +60,10 @@ def grow_in_frame(
 ) -> Forest:
     """The forest of rows in model coordinates.
 
-    An array `x` is the fit's own, and is divided by the units and noise scales of the features in place. It is let go
-    where wide data need it no longer, if the caller does not hold it. A view stays one where nothing is missing.
-    `num_places`: places for complete rows, at least their number, where several forests are to share a program.
+    An array `x` is modified in place: it is divided by the units and noise scales of the features. With wide data it
+    is released once it is no longer needed, unless the caller holds a reference. A view stays one unless entries are
+    missing or a noise covariance is used. `num_places`: places for complete rows, at least their number, for several
+    forests that share a compiled program.
     """
     make_room()
     num_rows, num_features = x.shape
@@ -86,7 +87,7 @@ def grow_in_frame(
     if is_observed is not None:
         training.append(complete(training.pop(), plan, seeds, part_of(show, 0.0, 0.5, "filling: ")))
         show_learning = part_of(show, 0.5, 1.0)
-    learned = learn(training.pop(), plan, seeds, show_learning)  # which then alone holds the rows
+    learned = learn(training.pop(), plan, seeds, show_learning)  # `pop`, so that only `learn` refers to the rows
     show(1.0, "learned dictionaries")
     partial = freeze_partial_rows(learned, plan)
     dictionary, statistics, probe = freeze_forest(learned, plan, num_places)

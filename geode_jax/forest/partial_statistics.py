@@ -1,4 +1,4 @@
-"""What the sampler needs of rows with missing features, reduced once: everything of size D is done here."""
+"""Reduction of rows with missing features to what the sampler needs of them: all work of size D is done here, once."""
 
 from typing import NamedTuple
 
@@ -14,14 +14,15 @@ from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import as_array
 
-# Rows of one node that are reduced at once: two sizes, for every one is compiled.
+# Rows of one node that are reduced at once: only two sizes, as each size is compiled.
 _SMALL_CHUNK, _LARGE_CHUNK = 8, 64
 
 
 class Grouping(NamedTuple):
-    """Which row stands where, the same for every tree: `rows` (G, B), -1 at empty places, and the pattern of each row.
+    """The place of every row, the same for every tree: `rows` (G, B), -1 at empty places; and each row's `pattern`.
 
-    `is_shared`: whether patterns are few enough that rows share their matrices. `num_matrices`: per candidate node.
+    A pattern is a set of observed features. `is_shared`: whether patterns are so few that rows share their matrices.
+    `num_matrices`: matrices per candidate node.
     """
 
     rows: np.ndarray
@@ -31,7 +32,7 @@ class Grouping(NamedTuple):
 
 
 def group_rows(is_observed: np.ndarray, folds: np.ndarray, num_groups: int) -> Grouping:
-    """Spread rows with missing features, (n_m, D), over groups; rows that can share their matrices stand together."""
+    """Divide rows with missing features, (n_m, D), into groups; rows that can share matrices are adjacent."""
     num_rows = is_observed.shape[0]
     packed = np.packbits(is_observed.astype(bool), axis=1)
     pattern = np.unique(packed, axis=0, return_inverse=True)[1].reshape(-1)
@@ -58,9 +59,10 @@ def reduce_rows(
     *,
     with_root: bool = True,
 ) -> PartialRows:
-    """Statistics of rows with missing features at their `candidates`, (n_m, M), under the `dictionary` of their fold.
+    """Statistics of rows with missing features at their `candidates`, (n_m, M).
 
-    Its centres are (H, K, D) and bases (H, K, D, d). What the rows hold at missing entries is ignored.
+    `dictionary`: centres (H, K, D) and bases (H, K, D, d); a row's fold is the index of its dictionary. The values of
+    rows at missing entries are ignored.
     """
     centres, bases = dictionary
     x, is_observed, folds = as_array(rows.x), rows.mask, rows.own_folds
@@ -115,7 +117,7 @@ def reduce_rows(
 
 
 def _chunks(index: np.ndarray) -> list[np.ndarray]:
-    """Pieces of one of two sizes; the last repeats its final element."""
+    """Split `index` into chunks, all of one of the two sizes; the last chunk is padded with its final element."""
     size = _LARGE_CHUNK if 2 * index.size > _LARGE_CHUNK else _SMALL_CHUNK
     padded = np.append(index, np.repeat(index[-1:], -index.size % size))
     return list(padded.reshape(-1, size))
@@ -138,7 +140,7 @@ def _group_entries(
 
 
 def stack_trees(trees: list[PartialRows]) -> PartialRows:
-    """The same rows on every tree, with a leading axis F; trees may need different numbers of matrices."""
+    """Stack the trees along a leading axis F; as trees may need different numbers of matrices, these are padded."""
     most = max(tree.gram.shape[1] for tree in trees)
 
     def padded(tree: PartialRows) -> PartialRows:

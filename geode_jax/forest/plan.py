@@ -1,4 +1,4 @@
-"""The plan of a fit: what the user asked for, completed by what the shape of the data decides."""
+"""The plan of a fit: the user's settings, with those left open decided by the shape of the data."""
 
 import dataclasses
 
@@ -10,19 +10,19 @@ from geode_jax.partition.metis import TreeOptions, default_depth
 from geode_jax.rows.row_space import is_worth
 from geode_jax.settings import DictionarySettings
 
-# What sets the largest rank: the statistics of complete rows at the fewest nodes, in float32, and the matrices of rows
-# with missing features.
+# Memory that limits the rank: for the statistics of complete rows at the fewest candidates, in float32, and for the
+# matrices of rows with missing features.
 STATISTICS_BYTES = 2**32
-# The matrices of rows with missing features: beyond this much, no more than 50 directions, as work grows with d^3.
+# If the matrices of rows with missing features take more memory than this, the rank is at most 50: work grows with d^3.
 QUICK_BYTES = 2**30
-# The sampler reads (F, K, n, d) numbers in every sweep. Above this many bytes in float32 rows have candidate nodes, as
-# many as fit: beyond the processor's cache a sweep takes as long as reading them, and rows give a part in 500 of their
-# mass to others than their best 32 (`python -m benchmarks.candidates`).
+# The sampler reads (F, K, n, d) numbers in every sweep. If these take more bytes than this in float32, rows have only
+# as many candidate nodes as fit: beyond the processor's cache a sweep takes as long as reading the numbers, and only
+# 1/500 of a row's posterior mass is at nodes other than its best 32 (`python -m benchmarks.candidates`).
 CANDIDATE_BYTES = 2**30
 FEWEST_CANDIDATES, MOST_CANDIDATES = 8, 32
-# Nodes that a row with missing features may belong to: its matrices at each are held.
+# Nodes that a row with missing features may belong to: its matrices at each of them are in memory.
 PARTIAL_CANDIDATES = 6
-# Rows that a tree is learned from by default: more make finer cuts no better, and the graph slow.
+# Rows that a tree is learned from by default: more rows do not improve fine cuts, and make the graph slow.
 TREE_ROWS = 100_000
 
 
@@ -33,9 +33,9 @@ class Plan:
     - `request`: the settings as the user gave them.
     - `num_rows`, `num_features`: of the training rows.
     - `tree`: how each tree is grown, from `tree_rows` of the rows.
-    - `least_rank`, `max_rank`: between these, nodes have as many directions as held-out rows tell of.
-    - `span_rank`: directions of a given span of all nodes; 0 where none is given.
-    - `tries_spans`, `tries_noise_covariance`: what held-out rows are asked about.
+    - `least_rank`, `max_rank`: the bounds between which held-out rows choose the number of directions per node.
+    - `span_rank`: directions of a span of all nodes, if the user gave one; else 0.
+    - `tries_spans`, `tries_noise_covariance`: whether these are tried on held-out rows.
     - `partial_candidates`: nodes that a row with missing features may belong to.
     """
 
@@ -55,12 +55,12 @@ class Plan:
     def of(cls, request: DictionarySettings, num_rows: int, num_features: int, num_partial: int = 0) -> "Plan":
         """The plan for (n, D) training rows, `num_partial` of them with missing features.
 
-        `max_rank`: 100, or as many as keep the float32 statistics of all trees within 4 GiB at 8 nodes, at least 50; at
-        most half of the features beyond 20, and no more than the data allow (with as many directions as features,
-        nothing tells of the noise), or than keeps the matrices of rows with missing features at their candidate nodes
-        of all trees within 4 GiB, and beyond 50 within 1 GiB. Neighbours: 10, or more for very large n. `tree_rows`:
-        all, up to 100,000. The smallest cell has 10 rows; with fewer a cell's own centre costs more than it brings.
-        Depth: until cells reach twice that size, at most 7.
+        `max_rank`: as many as keep the float32 statistics of all trees within 4 GiB at 8 nodes, but at least 50 and at
+        most 100. It is at most half of the features, or 10 if that is more, and no more than the data allow (with as
+        many directions as features, nothing is left to estimate the noise from). With missing features, the rows'
+        matrices at the candidate nodes of all trees must also fit within 4 GiB, and within 1 GiB for a rank above 50.
+        Neighbours: 10, or more for very large n. `tree_rows`: all, up to 100,000. The smallest cell has 10 rows; with
+        fewer, a separate centre costs more than it gains. Depth: until cells reach twice that size, at most 7.
         """
         partial_candidates = request.missing_rows.num_candidates or PARTIAL_CANDIDATES
         limit = max(1, min(num_features, num_rows) - 1)
@@ -77,7 +77,7 @@ class Plan:
         depth = default_depth(num_rows, 2 * min_cell_size) if request.depth is None else request.depth
         num_neighbors = min(request.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
         is_judged, span, noise = request.cross_fit is not None, request.shared_span, request.noise_covariance
-        # few rows are learned from in coordinates of their row space, where a noise covariance has no meaning
+        # wide data are in coordinates of their row space, where a noise covariance has no meaning
         has_features = num_partial == 0 and not is_worth(num_rows, num_features)
         return cls(
             request=request,
@@ -96,28 +96,29 @@ class Plan:
         )
 
     def with_fixed_rank(self) -> "Plan":
-        """The same plan with `max_rank` directions at every node, whatever the rows tell of."""
+        """The same plan with `max_rank` directions at every node, whatever held-out rows support."""
         return dataclasses.replace(self, least_rank=self.max_rank)
 
     @property
     def num_nodes(self) -> int:
-        """Places for nodes in a tree, K."""
+        """Number of nodes of a tree, absent ones included, K."""
         return 2 ** (self.tree.depth + 1) - 1
 
     @property
     def num_holdouts(self) -> int:
-        """Dictionaries that are learned of a tree: from all rows, and without each fold."""
+        """Number of dictionaries that are learned for a tree: one from all rows, and one without each fold."""
         return 1 if self.request.cross_fit is None else 1 + self.request.cross_fit.num_folds
 
     @property
     def seeks_rank(self) -> bool:
-        """Whether held-out rows are asked how many directions nodes need."""
+        """Whether held-out rows choose the number of directions per node."""
         return self.least_rank < self.max_rank
 
     def num_candidates(self, rank: int) -> int:
-        """Nodes of each tree that a complete row may belong to, where nodes have `rank` directions.
+        """Nodes of each tree that a complete row may belong to, if nodes have `rank` directions.
 
-        All of them, or where the float32 statistics of all trees take more than 1 GiB as many as do not, 8 to 32.
+        By default all, unless the float32 statistics of all trees would take more than 1 GiB: then as many as fit in
+        that, but at least 8 and at most 32.
         """
         wanted = self.request.num_candidates
         if wanted is None:
@@ -132,7 +133,7 @@ class Plan:
         return SubspaceOptions(rank, seed, self.request.parent_rows or 0.0)
 
     def noise(self, seed: int) -> NoiseOptions | None:
-        """How the noise scales of the features are learned; None where they all have the same noise."""
+        """How the noise scales of the features are learned; None if all features are to have the same noise."""
         given = self.request.feature_noise
         if given is None:
             return None

@@ -17,9 +17,9 @@ from geode_jax.model.statistics import Statistics, padded_size, project_all
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows
 
-# Statistics that are found at once, before they are put in their places.
+# Size of a block of statistics, which is computed before it is written to its place.
 BLOCK_BYTES = 2**24
-# Numbers that a feature of a row stands for beside them: the row is copied, centred, and has a residual.
+# Temporary numbers per feature of a row in a block: the row is copied, centred, and has a residual.
 FEATURE_NUMBERS = 4
 
 
@@ -37,11 +37,11 @@ def add_cross_fitted(
     x: Rows,
     rows_of_fold: list[np.ndarray],
 ) -> Statistics:
-    """The statistics of a forest with those of one more tree, each row's from the dictionary that left its fold out.
+    """Add the statistics of one tree to those of the forest, each row's from the dictionary that left its fold out.
 
-    `dictionary`: centres (H, K, D) and bases (H, K, D, d) without each of H folds. Rows keep their order. The forest's
-    arrays are given up: they are the largest of all, and are written in place, for some rows at a time, so that little
-    else is held beside them. All such blocks have one length, so that one compilation serves all.
+    `dictionary`: centres (H, K, D) and bases (H, K, D, d) without each of H folds. Rows keep their order. The arrays of
+    `statistics` are donated: they are the largest of all, and are written in place, a block of rows at a time, so that
+    little other memory is needed. All blocks have one length, so that the program is compiled once.
     """
     centres, bases = dictionary
     longest = padded_size(max(1, *(rows.size for rows in rows_of_fold)))
@@ -52,7 +52,7 @@ def add_cross_fitted(
     for fold, rows in enumerate(rows_of_fold):
         own = jnp.asarray(centres[fold]), jnp.asarray(bases[fold])
         for start in range(0, rows.size, size):
-            block = np.resize(rows[start : start + size], size)  # repeats its own rows: the same is written twice
+            block = np.resize(rows[start : start + size], size)  # padded with its own rows, which are written twice
             found = project_all(*own, jnp.asarray(x[block]))
             residual, squared = _placed(residual, squared, *found, jnp.asarray(number), jnp.asarray(block))
     return Statistics(residual, squared, statistics.num_rows)
@@ -67,7 +67,7 @@ def _placed(
     number: Int[Array, ""],
     place: Int[Array, "m"],
 ) -> tuple[Array, Array]:
-    """The first two with one tree's in their places."""
+    """`residual` and `squared` with one tree's new values written at its number and the rows' places."""
     node = jnp.arange(residual.shape[1])[:, None]
     return residual.at[number, node, place].set(more_residual), squared.at[number, node, place].set(more_squared)
 
@@ -77,8 +77,8 @@ def candidate_statistics(
 ) -> CandidateStatistics:
     """Statistics of the given complete rows at their `candidates` in every tree, (n, M) ascending and padded with K.
 
-    From the dictionaries that left a row's fold out; rows keep their order, in one group. Trees are along a leading
-    axis. They are written where they stay: beside the data these are the largest arrays of a fit.
+    From the dictionaries that left a row's fold out; rows keep their order, in one shard. Trees are along a leading
+    axis. Results are written in place: with the data these are the largest arrays of a fit.
     """
     num_nodes, rank, dtype = trees[0].bases.shape[1], trees[0].bases.shape[3], training.x.dtype
     num_rows, width = candidates[0].shape
@@ -112,6 +112,6 @@ def candidate_statistics(
 
 
 def without_folds(subspaces: Subspaces, folds: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Centres and bases that left each fold out; without folds the in-sample ones, as fold 0."""
+    """Centres and bases learned without each fold; if there are no folds those of all rows, as fold 0."""
     group = slice(0, 1) if folds is None else slice(1, None)
     return subspaces.centres[group], subspaces.bases[group]

@@ -15,9 +15,9 @@ from geode_jax.rows.view import Rows, as_array
 def grow_trees(
     x: Rows, is_observed: np.ndarray | None, plan: Plan, seeds: list[int], show: Show
 ) -> tuple[list[Partition], np.ndarray]:
-    """A tree for every seed, and the noise scales of the features, (D,); half of the work of learning from the rows."""
+    """A tree for every seed, and the noise scales of the features, (D,); progress runs from 0 to one half."""
     partitions = []
-    near = row_coordinates(x) if is_worth(*x.shape) else x  # distances are all that a tree asks for
+    near = row_coordinates(x) if is_worth(*x.shape) else x  # a tree depends on distances only
     for number, seed in enumerate(seeds):
         show(0.4 * number / len(seeds), "growing trees")
         partitions.append(_grow_tree(near, plan, number, seed))

@@ -1,4 +1,4 @@
-"""One chain: where it starts, what a step does, and what is kept of it."""
+"""One chain: its start, its step, and its draws."""
 
 import equinox as eqx
 import jax
@@ -15,7 +15,7 @@ from geode_jax.settings import RankAdaptation
 
 
 class Chain(eqx.Module):
-    """What one sweep hands to the next, and each node's intrinsic dimension as it was last drawn."""
+    """What one sweep passes to the next, and the last draw of each node's intrinsic dimension."""
 
     state: State
     sums: NodeSums
@@ -29,8 +29,9 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
     The scale is drawn per row from chain-specific weights, so that chains begin with different mixtures of coarse and
     fine nodes. The noise level is that of the rows at their nodes times a log-normal factor, a_S comes from its prior,
     and u starts at 1/2 as in the author's code. tau starts so close to 1 that its product over all directions is of
-    order one: from their prior the products grow geometrically, every later u is then drawn next to 1 whatever the
-    rows say, tau given those u's keeps the products, and a direction comes free only some sweeps after the one before.
+    order one. If tau came from its prior, the products would grow geometrically, and every later u would be drawn next
+    to 1 whatever the rows are. tau given such u's would keep the products large, so that each direction would become
+    free only some sweeps after the one before.
     """
     key_scale, key_row, key_noise, key_tau, key_stop, key_right, key_concentration, key_partial = jax.random.split(
         key, 8
@@ -39,7 +40,7 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
     num_rows, dtype = statistics.is_row.shape[0], statistics.residual.dtype
     log_scale_weights = 1.5 * jax.random.normal(key_scale, (tree.num_scales,), dtype)
     row_scale = jax.random.categorical(key_row, log_scale_weights, shape=(num_rows,))
-    # a row whose cell ends above its scale starts at the leaf there, one without a candidate there at the next scale
+    # A row may start at a leaf above its scale. One without a candidate at its scale starts at the nearest scale.
     is_present, is_leaf, scale = (
         statistics.of_nodes(jnp.asarray(table)) for table in (tree.is_present, tree.is_leaf, tree.scale)
     )
@@ -79,7 +80,7 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
 
 
 def draw_of(chain: Chain, problem: Problem) -> Draw:
-    """What is kept of a chain as it stands."""
+    """The draw that is stored of the chain's current state."""
     state = chain.state
     return Draw(
         neg_log_u=state.neg_log_u,
@@ -111,7 +112,7 @@ def step(
     chain: Chain,
     index: Int[Array, ""],
 ) -> Chain:
-    """Sweep number `index`, and during warm-up the adaptation of the ranks."""
+    """Sweep number `index`; during warm-up, followed by a step of the rank adaptation."""
     key_sweep, key_rank, key_dimension = jax.random.split(key, 3)
     state, sums = sweep(key_sweep, chain.state, chain.sums, problem)
     dimension = rank.draw_dimension(key_dimension, sums, state.log_sigma2, problem.is_available, problem.tree)
@@ -119,7 +120,7 @@ def step(
         return Chain(state, sums, dimension, chain.adaptation)
     adapted, is_taken, has_passed = rank.adapt(key_rank, state, problem.is_available, index, adaptation)
     in_warmup = index < num_warmup
-    # the first half of warm-up still carries the start
+    # the first half of warm-up still depends on the start
     is_tallied = is_taken & in_warmup & (2 * index >= num_warmup)
     return Chain(
         state=jax.tree.map(lambda new, old: jnp.where(in_warmup, new, old), adapted, state),

@@ -17,11 +17,11 @@ from geode_jax.model.candidate_statistics import AnyStatistics
 from geode_jax.model.state import State, log_normal_constants
 from geode_jax.model.tree import Tree
 
-# Places of a chunk: between half of 2 to this and it.
+# A chunk has at least 2^(CHUNK_BITS - 1) and less than 2^CHUNK_BITS rows (all rows, if these are fewer).
 CHUNK_BITS = 13
-# Up to so many nodes a row's draw is written out node by node: compilers make one loop of it, which reads the scores
-# once (6000 to 60,000 rows, 63 and 127 nodes: a sweep takes a seventh less). Of 255 it takes longer than passes over
-# all nodes, to compile too.
+# Up to this many nodes a draw is unrolled over the nodes: the compiler fuses it into one loop, which reads the scores
+# once (6000 to 60,000 rows, 63 and 127 nodes: a sweep takes a seventh less). With 255 nodes that is slower than several
+# passes over all nodes, and slower to compile.
 FEW_NODES = 128
 
 
@@ -50,7 +50,7 @@ def draw_sliced(
     scale = jnp.asarray(tree.scale)
     log_slice = _log_slices(key_slice, log_scale_weights[scale[state.node]])
     at_node = statistics.of_nodes(jnp.where(tree.is_present, log_scale_weights[scale], 0.0))
-    # Not strictly above the slice: a logarithm near 0 may be lost in the sum, and a row's own scale is always open.
+    # `>=`, not `>`: the logarithm of a uniform near 1 may be lost in the sum, and a row's own scale must stay open.
     slot = _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf))
     return jnp.where(statistics.is_row, statistics.node_at(slot), tree.num_nodes)
 
@@ -63,8 +63,8 @@ def _log_slices(key: KeyArray, log_weight: Float[Array, "n"]) -> Float[Array, "n
 def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
     """Categorical draws, one uniform per row and the inverse CDF.
 
-    Chunks of rows lie together: reductions over nodes would else stride through all of memory (on two cores, of 60,000
-    rows a maximum over 63 nodes took 7 ms, as long as the scores).
+    Rows are taken in contiguous chunks: otherwise reductions over nodes would stride through all of memory (on two
+    cores, with 60,000 rows, a maximum over 63 nodes took 7 ms, as long as the scores).
     """
     num_nodes, num_rows = scores.shape
     uniform = jax.random.uniform(key, (num_rows,), scores.dtype)
@@ -76,7 +76,7 @@ def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
 
 
 def _draw_chunk(uniform: Float[Array, "n"], scores: Float[Array, "K n"]) -> Int[Array, "n"]:
-    """The inverse CDF over the places."""
+    """Draws for one chunk by the inverse CDF over the first axis."""
     if scores.shape[0] > FEW_NODES:
         return _draw_by_blocks(uniform, scores)
     largest = functools.reduce(jnp.maximum, scores)
@@ -86,7 +86,7 @@ def _draw_chunk(uniform: Float[Array, "n"], scores: Float[Array, "K n"]) -> Int[
 
 
 def _draw_by_blocks(uniform: Float[Array, "n"], scores: Float[Array, "K n"]) -> Int[Array, "n"]:
-    """The inverse CDF over the places: first a block of them, then one.
+    """The inverse CDF over the first axis in two steps: first a block of nodes, then a node in it.
 
     A running sum over all nodes at once would take several passes over (K, n) numbers, longer than the scores take.
     """
@@ -106,9 +106,9 @@ def _draw_by_blocks(uniform: Float[Array, "n"], scores: Float[Array, "K n"]) -> 
 def _last_reached(
     weights: Iterable[Float[Array, "n"]], start: Array, level: Array
 ) -> tuple[Int[Array, "n"], Float[Array, "n"]]:
-    """The last place of positive weight before which the running sum is at most `level`, and that sum.
+    """The last index of positive weight before which the running sum is at most `level`, and that sum.
 
-    So rounding never leads to a place without weight, such as an absent node.
+    So rounding never selects an index of zero weight, such as an absent node.
     """
     place, before, running = jnp.zeros(start.shape, jnp.int32), start, start
     for number, weight in enumerate(weights):

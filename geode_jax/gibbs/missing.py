@@ -1,13 +1,13 @@
-"""Rows with missing features: node and statistics given the observed part, in work that does not know of D.
+"""Rows with missing features: node and statistics given the observed part, at a cost that does not depend on D.
 
 Membership has the missing part integrated out (the paper's A2, with the squared norm). Given its node k, the row's
-(E, Z^2) there are drawn directly, as if the missing features had been drawn in R^D and reduced (design, section 2.4):
+(E, Z^2) there are drawn directly, as if the missing features had been drawn in R^D and reduced (notebooks/model.md):
 
     eta | y_O ~ N(eta*, sigma2 V),   v = Phi_M'eps / sigma ~ N(0, L L') with L L' = Phi_M'Phi_M = H,
     Z = Phi_O'(y_O - mu_O) + H eta + sigma v,   E = ||e||^2 - ||Phi'e||^2,   e = (y_O - mu_O - Phi_O eta, sigma eps).
 
-The node and the statistics are drawn together given the parameters, one group of rows in a sweep and the groups in
-turn: a group that waits keeps its values, so that every step leaves the joint distribution unchanged.
+The node and the statistics are drawn jointly given the parameters. Each sweep redraws one group of rows, in turn; the
+other groups keep their values, so that every step leaves the joint distribution invariant.
 """
 
 import equinox as eqx
@@ -47,7 +47,7 @@ def score(state: State, group: PartialRows, tree: Tree) -> Scored:
 
 
 def draw(key: KeyArray, state: State, partial: PartialState, rows: PartialRows, tree: Tree) -> PartialState:
-    """Draw nodes and statistics of the group whose turn it is."""
+    """Redraw the nodes and statistics of group number `turn`, and advance `turn`."""
     group = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, partial.turn, keepdims=False), rows)
     node, residual, squared = draw_group(key, state, group, tree)
     return PartialState(
@@ -105,7 +105,7 @@ def _draw_slot(key: KeyArray, score: Float[Array, "B M"]) -> Int[Array, "B"]:
     cumulative = jnp.cumsum(jnp.exp(score - jnp.where(jnp.isfinite(largest), largest, 0.0)), axis=1)
     level = jax.random.uniform(key, (score.shape[0], 1), score.dtype) * cumulative[:, -1:]
     slot = jnp.sum(cumulative <= level, axis=1)
-    # A level that rounds up to the total must not end at a candidate without weight behind the last one that has some.
+    # A level that rounds up to the total must not select a candidate of zero weight after the last of positive weight.
     last = score.shape[1] - 1 - jnp.argmax(jnp.isfinite(score)[:, ::-1], axis=1)
     return jnp.where(jnp.isfinite(largest[:, 0]), jnp.minimum(slot, last), 0).astype(jnp.int32)
 
@@ -113,7 +113,7 @@ def _draw_slot(key: KeyArray, score: Float[Array, "B M"]) -> Int[Array, "B"]:
 def _draw_missing_noise(
     key_root: KeyArray, key_rest: KeyArray, num_missing: Float[Array, "B"], like: Float[Array, "B d"]
 ) -> tuple[Float[Array, "B d"], Float[Array, "B"]]:
-    """The missing noise in units of sigma: w on the columns of the root, and the squared norm of the rest."""
+    """The missing noise in units of sigma: w, in the columns of the root, and the squared norm of the rest."""
     rank = like.shape[1]
     w = jax.random.normal(key_root, like.shape, like.dtype)
     w = jnp.where(jnp.arange(rank) < num_missing[:, None], w, 0.0)
@@ -125,7 +125,7 @@ def _draw_missing_noise(
 def start(
     key: KeyArray, log_scale_weights: Float[Array, "S"], rows: PartialRows, tree: Tree, num_features: Count
 ) -> PartialState:
-    """Over-dispersed start: the nearest candidate of a random scale, and what the observed part says of it."""
+    """Over-dispersed start: the nearest candidate of a random scale, with statistics from the observed part."""
     num_groups, size = rows.node.shape[:2]
     row_scale = jax.random.categorical(key, log_scale_weights, shape=(num_groups, size, 1))
     is_row = rows.node[..., 0] < tree.num_nodes

@@ -25,7 +25,7 @@ def _gamma_parameters(
 def move(
     key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: Count
 ) -> Float[Array, "S"]:
-    """New log sigma2, nearly nine in ten of them independent of the old."""
+    """New log sigma2, by Metropolis steps that accept nearly nine in ten proposals."""
     shape, rate = _gamma_parameters(state, sums, tree, prior, num_features)
     return -move_log_gamma(key, -state.log_sigma2, shape, rate)
 

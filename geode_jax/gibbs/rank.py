@@ -1,8 +1,8 @@
 """How many directions a node needs: removal and return during warm-up (paper steps 6 and 7), and the posterior of p.
 
-The paper's test compares variances along the directions with each other, at a tolerance far below the noise where
-directions are many or rows are few: what passes it is an upper bound. The intrinsic dimension that is reported instead
-compares the variance along a direction with the noise, by what the node's rows say.
+The paper's removal test compares variances along the directions with each other. Where directions are many or rows are
+few, its tolerance is far below the noise: the number that pass is an upper bound. So the intrinsic dimension that is
+reported compares the variance of the node's rows along a direction with the noise instead.
 """
 
 import equinox as eqx
@@ -41,7 +41,7 @@ def adapt(
 ) -> tuple[State, Bool[Array, ""], Bool[Array, "K d"]]:
     """State after one adaptation step, whether the step was taken, and the directions that passed its test.
 
-    The step is taken with probability exp(c0 + c1 t). A direction that returns is on trial until the next step.
+    The step is taken with probability exp(c0 + c1 t). A direction that returns is first tested at the next step.
     """
     key_coin, key_return = jax.random.split(key)
     dtype = state.log_ratio.dtype
@@ -73,10 +73,11 @@ def log_dimension_odds(
 ) -> Float[Array, "K d1"]:
     """Log posterior odds of every node's intrinsic dimension p = 0..d against 0, given its rows and the noise.
 
-    Dimension p: the first p directions have free variances above the noise's, those after have the noise's. For n rows
-    whose mean square along a direction is r times the noise, a free variance gains ``n (r - 1 - log r) / 2`` nats where
-    r > 1 and costs ``log(n) / 2`` (Schwarz's approximation of the Bayes factor; the prior on p is uniform). The rows'
-    statistics should be cross-fitted: in sample, every direction of a small cell passes.
+    Under dimension p, the first p directions have free variances above the noise variance, and later ones have the
+    noise variance. For n rows whose mean square along a direction is r times the noise, a free variance gains
+    ``n (r - 1 - log r) / 2`` nats where r > 1, and costs ``log(n) / 2`` (Schwarz's approximation of the Bayes factor;
+    the prior on p is uniform). The rows' statistics should be cross-fitted: in sample, every direction of a small cell
+    passes.
     """
     count = sums.count[:, None]
     noise = jnp.exp(log_sigma2)[tree.scale][:, None]
@@ -96,7 +97,7 @@ def draw_dimension(
 
 
 def _categorical(key: KeyArray, logits: Float[Array, "K m"]) -> Int[Array, "K"]:
-    """A draw from each row by one uniform variable and the inverse CDF; m where all have no weight."""
+    """A draw for each row by one uniform variable and the inverse CDF; m for rows without any weight."""
     largest = logits.max(axis=-1, keepdims=True)
     running = running_sum(jnp.exp(logits - jnp.where(jnp.isfinite(largest), largest, 0.0)))
     level = jax.random.uniform(key, (logits.shape[0], 1), logits.dtype) * running[:, -1:]

@@ -76,7 +76,8 @@ def _segment(
     mesh = options.mesh
     if mesh is None:
         return jax.vmap(over_chains)(keys, chains, problems)
-    # by hand over trees and chains: left to the compiler, rejection loops (of partial rows) would wait for each other
+    # shard_map over trees and chains: partitioned by the compiler, rejection loops (for partial rows) would wait for
+    # each other across devices
     apart = jax.shard_map(
         jax.vmap(over_chains),
         mesh=mesh,
@@ -96,7 +97,7 @@ def _start(keys: KeyArray, problems: Problem, mesh: Mesh | None = None) -> Chain
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was interrupted after some draws were kept: `samples` holds them."""
+    """The run was interrupted after some draws were kept; they are in `samples`."""
 
     def __init__(self, samples: Samples) -> None:
         super().__init__()
@@ -114,15 +115,15 @@ def run_chains(
     """Run every chain on every tree; `problems` has a leading axis F on its arrays.
 
     `on_segment(done, total)` is called after every segment with the sweeps done so far. With a `checkpoint` the run
-    begins where its last segment ended, and gives the same draws as one that was never stopped. With a `mesh` its
-    devices share the work (see `sharding.py`); draws are those of one device, up to the order of sums.
+    resumes after the last saved segment, and gives the same draws as one that was never stopped. With a `mesh` its
+    devices share the work (see `sharding.py`); draws are those of one device, up to the order of summation.
 
-    Raises FloatingPointError where a log joint is not finite: the draws before it would be worthless. Raises
-    Interrupted in place of KeyboardInterrupt where draws were kept.
+    Raises FloatingPointError if a log joint is not finite: the earlier draws would be worthless too. Raises Interrupted
+    in place of KeyboardInterrupt if draws were kept.
     """
     make_room()
     run = _Run(key, problems, settings, checkpoint, mesh)
-    # a sweep factors matrices where rows have missing features
+    # a sweep factors matrices only if rows have missing features
     limit = contextlib.nullcontext if problems.partial is None else one_blas_thread
     try:
         while run.done < run.total:
@@ -138,7 +139,7 @@ def run_chains(
 
 
 class _Run:
-    """A run as it stands: `done` sweeps of `total`, where the chains are, the draws `kept` so far."""
+    """The state of a run: `done` sweeps of `total`, the current `chains`, and the draws `kept` so far."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class _Run:
         self._tally()
 
     def _resume(self, keys: KeyArray) -> bool:
-        """Read what an earlier run left, if any."""
+        """Resume from the checkpoint of an earlier run; False if there is none."""
         found = self.checkpoint and self.checkpoint.read("chains")
         if not found:
             return False
@@ -188,7 +189,7 @@ class _Run:
         return True
 
     def advance(self) -> None:
-        """One segment more."""
+        """Run one more segment."""
         settings, first = self.settings, self.done
         chains, draws = _segment(
             self.keys,
@@ -203,7 +204,7 @@ class _Run:
                 f"the log joint became non-finite between sweeps {first} and {first + settings.segment_length};"
                 " use dtype float64, or look for features of very different size"
             )
-        # Sweeps past the end of the last segment are dropped: one compiled length serves every segment.
+        # Every segment has the same length, so that it is compiled once: sweeps beyond `total` are dropped.
         index = np.arange(first, first + settings.segment_length)
         since = index - settings.num_warmup
         thinning = settings.thinning
@@ -220,7 +221,7 @@ class _Run:
             self.checkpoint.write("chains", {"done": self.done, "draws": names}, arrays)
 
     def _tally(self) -> None:
-        """Take the tallies off the device: an interrupted segment may have taken the chains' memory with it."""
+        """Copy the tallies to the host: an interrupted segment may have consumed the chains' donated buffers."""
         self.tallies = fetch(self.chains.adaptation)
 
     def samples(self) -> Samples:

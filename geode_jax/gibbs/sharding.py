@@ -1,7 +1,7 @@
-"""Where a run's arrays live when it has several devices: trees, chains and rows spread over the axes of a mesh.
+"""Sharding of a run's arrays over several devices: trees, chains and rows along the axes of a mesh.
 
-Trees and chains never talk to each other. Devices that share the rows of a tree add up their node sums once a sweep,
-which is all that a sweep must know of other rows. Random numbers are those of one device.
+Trees and chains never communicate. Devices that share the rows of a tree add up their node sums once per sweep, which
+is all that a sweep needs from other devices' rows. Random numbers are the same as on one device.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _Pytree = TypeVar("_Pytree")
 
 
 def with_all_axes(mesh: Mesh) -> Mesh:
-    """The mesh with the axes that it lacks, of size one."""
+    """The mesh with all three axes; those that it lacks are added with size one."""
     names = (TREES, CHAINS, ROWS)
     order = [mesh.axis_names.index(name) for name in names if name in mesh.axis_names]
     sizes = [mesh.shape.get(name, 1) for name in names]
@@ -36,7 +36,7 @@ def with_all_axes(mesh: Mesh) -> Mesh:
 
 
 def place_problem(problems: Problem, mesh: Mesh) -> Problem:
-    """A problem with a leading axis F on its arrays, spread over trees and rows."""
+    """Shard a problem with a leading axis F on its arrays over trees and rows."""
     partial = problems.partial
     by_row = PartitionSpec(TREES, None, ROWS)
     specs = jax.tree.map(lambda _: BY_TREE, problems)
@@ -64,7 +64,7 @@ def place_problem(problems: Problem, mesh: Mesh) -> Problem:
 
 
 def check_same(problems: Problem) -> None:
-    """Raise ValueError unless every process has the same problem: each has learned it for itself."""
+    """Raise ValueError unless every process has the same problem: each process learned it separately."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(problems):
         digest.update(np.ascontiguousarray(leaf).data)
@@ -78,7 +78,7 @@ def check_same(problems: Problem) -> None:
 
 
 def chain_shardings(chains: Chain, mesh: Mesh) -> Chain:
-    """Where chains with leading axes F and C live, for each of their arrays."""
+    """The sharding of each array of chains with leading axes F and C."""
     specs = jax.tree.map(lambda _: BY_CHAIN, chains)
     specs = eqx.tree_at(lambda it: it.state.node, specs, PartitionSpec(TREES, CHAINS, ROWS))
     if chains.state.partial is not None:
@@ -90,9 +90,9 @@ def chain_shardings(chains: Chain, mesh: Mesh) -> Chain:
 
 
 def place(leaf: Array | np.ndarray, sharding: NamedSharding) -> Array:
-    """Put an array that this process has the whole of where it belongs.
+    """Place an array with the given sharding; every process must have the whole of it.
 
-    Every process sends its own devices their parts: device_put would first compare whole arrays over processes.
+    Every process sends the shards of its own devices: device_put would first compare whole arrays between processes.
     """
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = place(jax.random.key_data(leaf), sharding)
@@ -102,7 +102,7 @@ def place(leaf: Array | np.ndarray, sharding: NamedSharding) -> Array:
 
 
 def fetch(values: _Pytree) -> _Pytree:
-    """NumPy copies of arrays, wherever their parts live."""
+    """NumPy copies of arrays, however they are sharded."""
 
     def fetched(leaf: Array) -> np.ndarray:
         if not leaf.is_fully_addressable:
@@ -113,14 +113,14 @@ def fetch(values: _Pytree) -> _Pytree:
 
 
 def _everywhere(leaf: Array) -> Array:
-    """A copy of all of it on every device, this process' own among them."""
+    """The array replicated on every device, so that every process can read all of it."""
     sharding = leaf.sharding
     assert isinstance(sharding, NamedSharding)
     return jax.jit(lambda it: it, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))(leaf)
 
 
 def _pad_partial(partial: PartialRows, num_nodes: int) -> PartialRows:
-    """A multiple of `ROW_BLOCKS` places, by repeating the last one without its row; changes no draw of the others."""
+    """Pad to a multiple of `ROW_BLOCKS` places with copies of the last that hold no row; other draws do not change."""
     num_places, num_candidates = partial.node.shape[2:]
     more = -num_places % ROW_BLOCKS
 

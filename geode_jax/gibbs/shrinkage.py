@@ -1,16 +1,16 @@
-"""Shrinkage of later directions (paper step 4): tau, and with it what it does to u.
+"""Shrinkage of later directions (paper step 4): updates of tau given u, and joint updates of tau and u.
 
-Given u the deltas of a node form a chain, each tied to its neighbours by its tau and the next:
+Given u the deltas of a node form a Markov chain, each tied to its neighbours by its tau and the next:
 
     delta_m | .  ∝  exp( delta_m log u_m - log gamma(delta_m + 1, 1) - a tau_m - a tau_(m+1) )
 
-with tau_m = delta_m / delta_(m-1) and tau_(m+1) = delta_(m+1) / delta_m. So every second one can be moved at once: two
-steps for any number of directions, where each tau given the others is a step of its own.
+with tau_m = delta_m / delta_(m-1) and tau_(m+1) = delta_(m+1) / delta_m. So every second delta can be updated at once:
+two steps for any number of directions, where updating each tau given the others takes one step per direction.
 
-Alone that explores slowly where the rows say little: every delta is held by its own u, every u by its delta. So the
-directions from a random one on are also renewed together, tau from its prior and with delta times -log u as it was:
-beyond what the rows can tell, such a proposal is almost always taken (in one sweep a parameter given the effects and
-given what the effects are made of, after Yu & Meng 2011).
+Alone these updates mix slowly where the rows carry little information: each delta is held in place by its u, and each u
+by its delta. So the directions from a random one on are also updated jointly: tau is proposed from its prior, with
+delta times -log u unchanged. For directions that the rows do not inform, such a proposal is almost always accepted (an
+interweaving of two parametrisations, after Yu & Meng 2011).
 
 The published step drops the normaliser and the other tau's.
 """
@@ -28,17 +28,17 @@ from geode_jax.model.state import NodeSums, State, half_count_and_rate, running_
 from geode_jax.model.tree import Tree
 from geode_jax.settings import Prior
 
-# What log tau and the next one's may add up to, and delta_(m-1) times -log u_m, before float32 overflows: the prior of
-# tau leaves nothing beyond.
+# Caps that keep float32 from overflow: on the sum of log tau and the next one's, and on the log of delta_(m-1) times
+# -log u_m. The prior of tau has practically no mass beyond.
 _LARGEST_SPAN, _LARGEST_PULL = 18.0, 60.0
 
 
 def renew(
     key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior
 ) -> tuple[Float[Array, "K d"], Float[Array, "K d"]]:
-    """New (log(-log u), tau - 1) from a random active direction of every node on, or the old ones.
+    """Joint update of (log(-log u), tau - 1) from a random active direction of every node on.
 
-    A Metropolis step: tau is proposed from its prior, and ``delta * -log u`` stays.
+    One Metropolis step per node: tau is proposed from its prior, with ``delta * -log u`` unchanged.
     """
     key_cut, key_tau, key_coin = jax.random.split(key, 3)
     shape, dtype = state.tau_excess.shape, state.tau_excess.dtype
@@ -57,16 +57,17 @@ def renew(
 def _renewal(
     state: State, is_renewed: Bool[Array, "K d"], proposed: Float[Array, "K d"], sums: NodeSums, tree: Tree
 ) -> tuple[Float[Array, "K d"], Float[Array, "K d"], Float[Array, "K"]]:
-    """(log(-log u), tau - 1) with another tau at some directions and all after them, and the log of Hastings' ratio.
+    """(log(-log u), tau - 1) with the `proposed` tau at the renewed directions, and the log Hastings ratio.
 
-    The ratio is that of ``p(u | tau) p(rows | u)`` times ``delta / delta'`` for u, whose -log u is scaled by as much.
+    It is the ratio of ``p(u | tau) p(rows | u)``, as densities of -log u, times the Jacobian ``delta / delta'``: -log u
+    is scaled by that factor.
     """
     tau_excess = jnp.where(is_renewed, proposed, state.tau_excess)
     log_tau = jnp.where(state.is_active, jnp.log1p(tau_excess), 0.0)
     log_delta, old_log_delta = running_sum(log_tau), state.log_delta
     log_neg_log_u = jnp.where(is_renewed, state.log_neg_log_u + old_log_delta - log_delta, state.log_neg_log_u)
     half_count, rate = half_count_and_rate(state, sums, tree)
-    # far above the smallest numbers, which take long, and far below what counts
+    # clipped far above float32's subnormal numbers, which are slow, and far below any value that matters
     new, old = (jnp.exp(jnp.maximum(log_value, -60.0)) for log_value in (log_neg_log_u, state.log_neg_log_u))
     gain = (half_count[:, None] + 1.0) * (old - new) + rate * (jnp.expm1(-old) - jnp.expm1(-new))
     gain = gain + normaliser_correction(log_delta) - normaliser_correction(old_log_delta)
@@ -74,7 +75,7 @@ def _renewal(
 
 
 class _Half(NamedTuple):
-    """Every second active direction: which places hold one, and which of them have another after it."""
+    """Every second active direction: which places hold one, and which of these have another direction after them."""
 
     key: KeyArray
     log_neg_log_u: Float[Array, "*halves K h"]
@@ -83,9 +84,9 @@ class _Half(NamedTuple):
 
 
 def move(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
-    """New tau - 1 given u: deltas at even places moved given those at odd ones, then the other way round.
+    """New tau - 1 given u: deltas at even places are updated given those at odd ones, then the other way round.
 
-    Places are those among the node's active directions. Nine in ten of these Metropolis steps are taken.
+    Places count the node's active directions. Nine in ten of these Metropolis proposals are accepted.
     """
     num_nodes, max_rank = state.is_active.shape
     # even places, then odd ones, together more than there are directions
@@ -103,7 +104,7 @@ def move(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
     before = running_sum(even + odd) - (even + odd)
 
     def alternate(carry: tuple[Array, Array, Array], half: _Half) -> tuple[tuple[Array, Array, Array], None]:
-        """Moves one half; what follows the other is this one, a place further."""
+        """Update one half; for the other half, the directions after it are this half, shifted by one place."""
         before, own, after = carry
         own, after = _move_half(before, own, after, half, prior)
         return (before + own, after, jnp.roll(own, -1, axis=-1)), None
@@ -114,7 +115,7 @@ def move(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
         places < number,
         places + 1 < number,
     )
-    # as a loop, though of two rounds only: what a round finds is then worked out once, and compiled once
+    # a scan, though of two rounds only: its body is compiled once, and its results are computed once
     (_, even, odd), _ = lax.scan(alternate, (before, even, odd), halves)
     log_tau = jnp.concatenate([jnp.roll(even, 1, axis=-1), jnp.roll(odd, 1, axis=-1)], axis=-1)
     moved = jnp.expm1(jnp.take_along_axis(log_tau, jnp.minimum(slot, 2 * half - 1), axis=-1))
@@ -124,7 +125,7 @@ def move(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
 def _move_half(
     before: Float[Array, "K h"], own: Float[Array, "K h"], after: Float[Array, "K h"], half: _Half, prior: Prior
 ) -> tuple[Float[Array, "K h"], Float[Array, "K h"]]:
-    """New log tau of every second direction and of those after them; `before` is log delta of those before them."""
+    """New log tau of every second direction and of the direction after each; `before`: log delta of the one before."""
     span = own + after
     lane, base, log_neg_log_u, total, is_followed = in_lanes(own, before, half.log_neg_log_u, span, half.is_followed)
     target, mode = _delta_target(base, log_neg_log_u, total, is_followed, prior.tau_rate)
@@ -136,14 +137,16 @@ def _move_half(
 
 
 def _powers(is_followed: Array) -> Array:
-    """How often log tau is added: for the normaliser, and once more for the measure where nothing follows."""
+    """The coefficient of log tau: 1 from the normaliser, and 1 more from the measure where no direction follows."""
     return jnp.where(is_followed, 1.0, 2.0)
 
 
 def _delta_target(
     before: Array, log_neg_log_u: Array, span: Array, is_followed: Array, tau_rate: float
 ) -> tuple[Target, Array]:
-    """The law of log tau given u and what log tau and the next one's add up to, less the correction, from its mode on.
+    """Density of log tau's distance from its mode, given u and the sum of log tau and the next one's; and the mode.
+
+    The normaliser's correction is left out.
 
     With A = a + delta_before * -log u and B = a exp(span), the potential of y = log tau is ``A exp(y) + B exp(-y) - y``
     on [0, span]; that of a last direction ``A exp(y) - 2 y`` on [0, inf).
@@ -159,7 +162,7 @@ def _delta_target(
     curvature = rising + falling
 
     def potential(z: Array) -> tuple[Array, Array]:
-        """Through half of z: differences of exponentials would lose their digits near the mode."""
+        """Computed from z / 2: differences of exponentials would cancel near the mode."""
         growth = jnp.expm1(0.5 * z)
         half_sinh = 0.5 * (growth + growth / (1.0 + growth))
         cosh_excess = 2.0 * half_sinh * half_sinh
@@ -184,7 +187,7 @@ def draw_published(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K
 def log_conditional(state: State, prior: Prior) -> Float[Array, "K d"]:
     """Log density of each delta given u and the other deltas, up to its normaliser; 0 at removed directions.
 
-    With respect to tau and the next active direction's tau, of which a change of one delta changes both.
+    The density is with respect to tau and the next active direction's tau, both of which change with one delta.
     """
     log_delta = state.log_delta
     own = jnp.where(

@@ -1,4 +1,4 @@
-"""Signal to noise along each direction (paper step 3): u given memberships, tau and sigma."""
+"""Signal-to-noise ratio along each direction (paper step 3): u given memberships, tau and sigma."""
 
 import jax.numpy as jnp
 
@@ -13,7 +13,7 @@ from geode_jax.settings import ExactShrinkage, PublishedShrinkage
 def _gamma_parameters(
     state: State, sums: NodeSums, tree: Tree, shrinkage: ExactShrinkage | PublishedShrinkage
 ) -> tuple[Array, Array, Array]:
-    """Log delta, what the shape has more than delta, and the rate, all (K, d).
+    """Log delta, the shape minus delta, and the rate, all (K, d).
 
     The shape is ``delta + 1 + n/2``, the rate ``1 + sum Z2 / (2 sigma2)``; the paper prints ``delta + n/2``.
     """
@@ -33,7 +33,7 @@ def move(
     tree: Tree,
     shrinkage: ExactShrinkage | PublishedShrinkage,
 ) -> Float[Array, "K d"]:
-    """New log(-log u), more than nine in ten of them independent of the old; removed directions keep theirs."""
+    """New log(-log u), by Metropolis steps that accept more than nine in ten; removed directions keep theirs."""
     old, log_delta, added, rate = in_lanes(state.log_neg_log_u, *_gamma_parameters(state, sums, tree, shrinkage))
     moved = move_log_truncated_gamma(key, old, _log_shape(log_delta, added), rate)
     return jnp.where(state.is_active, out_of_lanes(moved, state.log_neg_log_u), state.log_neg_log_u)

@@ -1,4 +1,4 @@
-"""One Gibbs sweep: every block once, each given the newest values of the others."""
+"""One Gibbs sweep: every block is updated once, given the current values of the others."""
 
 import equinox as eqx
 import jax

@@ -1,4 +1,4 @@
-"""Stopping and turning probabilities of the tree (paper step 2): S and R given the node counts, and a_S given S.
+"""Probabilities of stopping and of turning right (paper step 2): S and R given the node counts, and a_S given S.
 
 a_S | S  ~  Gamma( shape + number of internal nodes, rate - sum of log(1 - S) )      where it has a Gamma prior
 """
@@ -49,9 +49,9 @@ def _beta_parameters(state: State, sums: NodeSums, tree: Tree, prior: Prior) -> 
 def move(
     key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior
 ) -> tuple[Float[Array, "K"], Float[Array, "K"]]:
-    """New (logit_stop, logit_right), nearly nine in ten of them independent of the old."""
+    """New (logit_stop, logit_right), by Metropolis steps that accept nearly nine in ten proposals."""
     stop_a, stop_b, right_a, right_b = _beta_parameters(state, sums, tree, prior)
-    # the logits of leaves, which are not used, are infinite
+    # logit S of leaves is infinite and not used
     old = jnp.where(tree.is_internal, jnp.stack([state.logit_stop, state.logit_right]), 0.0)
     logit_stop, logit_right = move_logit_beta(key, old, jnp.stack([stop_a, right_a]), jnp.stack([stop_b, right_b]))
     return jnp.where(tree.is_internal, logit_stop, jnp.inf), jnp.where(tree.is_internal, logit_right, 0.0)

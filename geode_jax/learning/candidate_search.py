@@ -1,8 +1,9 @@
-"""Which nodes a row may belong to, where all of them are too many: a search from the root down.
+"""Candidate nodes of a row, where all nodes are too many: a beam search from the root down.
 
-At every scale a row goes on to the children of the nodes that describe it best there, and keeps the best of all nodes
-seen, under the mixture of the tree's own cells. In high dimension that mixture is far too sure of its best node, so its
-own probabilities do not say how much is lost: that is measured on the posterior (`lost_mass` in `predict/held_out.py`).
+At every scale the search goes on to the children of the row's best nodes there, and keeps the best of all nodes seen,
+by their density under the mixture of the tree's cells. In high dimension that mixture is overconfident in its best
+node, so its probabilities do not say how much is lost. That is measured on the posterior (`lost_mass` in
+`predict/held_out.py`).
 """
 
 import numpy as np
@@ -13,17 +14,17 @@ from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
 
-# Rows that go down the tree together: enough for matrix products at deep nodes, few enough for their indices, and for
-# a copy of their features.
+# Rows that are searched together: enough for matrix products at deep nodes, few enough to hold their indices and a copy
+# of their features.
 _BLOCK, _BLOCK_NUMBERS = 2**14, 2**22
 
 
 def search_candidates(
     training: Training, rows: np.ndarray, partition: Partition, subspaces: Subspaces, width: int
 ) -> np.ndarray:
-    """The best `width` nodes of the given rows, ascending, (rows.size, width); of fewer present ones all.
+    """The best `width` nodes of the given rows, ascending, (rows.size, width); all nodes if fewer are present.
 
-    By cross-fitted statistics, from all features or those that are observed.
+    Nodes are scored by cross-fitted statistics of the observed features.
     """
     mixture = cell_mixture(training, partition, subspaces)
     width = min(width, mixture.nodes.size)
@@ -66,7 +67,7 @@ def search_candidates(
             if front.shape[1] == 0:
                 return np.sort(found, axis=1)
 
-    # neighbours search together: they go to the same nodes, and lie side by side in memory
+    # neighbouring rows are searched together: they visit the same nodes, and are adjacent in memory
     order = np.argsort(_leaf_order(partition)[rows], kind="stable")
     found = np.empty((rows.size, width), dtype=np.int32)
     size = min(_BLOCK, max(1, _BLOCK_NUMBERS // num_features))
@@ -75,7 +76,7 @@ def search_candidates(
 
 
 def _leaf_order(partition: Partition) -> np.ndarray:
-    """For every row, where its leaf stands among all from left to right, (n,)."""
+    """The position of every row's leaf, counted from left to right, (n,)."""
     place = np.zeros(partition.cell(0).size, dtype=int)
     for node, rows in enumerate(partition.cells):
         if rows is not None:  # children after their parents
@@ -89,7 +90,7 @@ def _only(mixture: QuickMixture, index: int) -> QuickMixture:
 
 
 def _keep(nodes: np.ndarray, scores: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `width` nodes of largest score of every row, and their scores."""
+    """The `width` nodes of highest score for every row, and their scores."""
     if nodes.shape[1] <= width:
         return nodes, scores
     best = np.argpartition(-scores, width - 1, axis=1)[:, :width]

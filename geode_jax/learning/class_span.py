@@ -1,8 +1,8 @@
-"""A few coordinates that hold what all classes have in common: the span of the whole data, noise outside it.
+"""A span common to all classes: the leading directions of the whole data, with isotropic noise outside.
 
-Where classes are told apart, what lies outside a span common to them must be described alike in all of them, or the
-noise levels of the classes decide instead of their shapes. So rows are reduced to their coordinates in the span, and
-the rest is isotropic noise of one variance, the same under every class.
+For classification, the part of a row outside the common span must have the same density under every class. Otherwise
+the noise levels of the classes decide, not their densities within the span. So rows are reduced to their coordinates in
+the span, and the rest is isotropic noise of one variance, the same under every class.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.partition.metis import Partition
 
-# Rows per direction below which directions are not known well enough to drop what is outside.
+# With fewer rows per direction, the directions are not estimated well enough to drop the rest.
 ROWS_PER_DIRECTION = 20
 
 
@@ -24,11 +24,11 @@ class Reduction(NamedTuple):
     noise: np.ndarray
 
     def coordinates(self, x: np.ndarray) -> np.ndarray:
-        """(n, r)."""
+        """Coordinates of rows, (n, r)."""
         return (x - self.origin) @ self.basis
 
     def log_density_outside(self, x: np.ndarray) -> np.ndarray:
-        """Log density of what the coordinates do not say, (n,)."""
+        """Log density of the part of the rows outside the span, (n,)."""
         centred = x - self.origin
         residual = np.square(centred - (centred @ self.basis) @ self.basis.T, dtype=np.float64).sum(axis=1)
         freedom = self.basis.shape[0] - self.basis.shape[1]
@@ -36,7 +36,7 @@ class Reduction(NamedTuple):
 
 
 def learn_reduction(x: np.ndarray, rank: int, seed: int) -> Reduction | None:
-    """The leading `rank` directions of the rows; None where there is nothing to gain or rows are too few for it."""
+    """The leading `rank` directions of the rows; None if a reduction gains nothing, or if there are too few rows."""
     num_rows, num_features = x.shape
     if 2 * rank > num_features or num_rows < ROWS_PER_DIRECTION * rank:
         return None

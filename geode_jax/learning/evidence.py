@@ -1,9 +1,9 @@
-"""How well a dictionary describes rows that it has not seen: what choices in stage one are made by.
+"""How well a dictionary describes held-out rows: the criterion of all choices in stage one.
 
-The mixture of the model with one variance per node and direction and one noise level per scale, fitted by a few steps
-of EM to cross-fitted statistics. On held-out data its differences between dictionaries predict those of the full model
-(`python -m benchmarks.choices`), for a small part of the cost. Rows with missing features count by the observed ones,
-at the coordinates of what they were filled with.
+It is the likelihood of a quick version of the model: a mixture with one variance per node and direction and one noise
+level per scale, fitted by EM to cross-fitted statistics. Its differences between dictionaries predict those of the full
+model on held-out data (`python -m benchmarks.choices`), at a small part of the cost. For rows with missing features,
+residuals are over the observed features, and coordinates are those of the filled row.
 """
 
 from typing import NamedTuple
@@ -18,13 +18,13 @@ from geode_jax.rows.blocks import slices
 from geode_jax.rows.training import Training
 
 NUM_STEPS = 25
-# Rows beyond this many are left out of the fit, not of the dictionary.
+# The mixture is fitted to at most this many rows; the dictionary is learned from all.
 LARGEST_SAMPLE = 4000
-# Rows of the sample that a node of a balanced tree should have.
+# Least number of sampled rows per node, for a balanced tree.
 FEWEST_SAMPLED = 20
-# Rows of noise that every node's variances are shrunk by.
+# Variances are shrunk towards the noise as if every node had this many more rows of noise.
 PRIOR_ROWS = 3.0
-# Wider rows come as many at a time as rows of so many features: a basis is to be read once for many of them.
+# Blocks of rows wider than this have as many rows as blocks of this width, so that a basis is read once for many rows.
 WIDEST = 4096
 
 
@@ -32,8 +32,8 @@ class HeldOut(NamedTuple):
     """Statistics of m rows at the present `nodes` (K',), from dictionaries that have not seen them.
 
     `residual` (K', m): squared distance from the subspace. `squared` (K', m, d): squared coordinates.
-    `has_direction` (K', d): directions that a node has. `num_observed`, (m,): features that a row shows, of
-    `num_features`.
+    `has_direction` (K', d): directions that a node has. `num_observed`, (m,): the row's number of observed features,
+    out of `num_features`.
     """
 
     nodes: np.ndarray
@@ -56,7 +56,7 @@ class QuickMixture(NamedTuple):
     def log_densities(self, rows: HeldOut) -> np.ndarray:
         """``log pi + log N`` of rows at the nodes, (K', m), from their statistics there."""
         ratio = np.where(self.has_direction, self.variance / self.noise[:, None], 1.0)
-        # a direction is seen through the share of features that is observed
+        # a direction's signal is in proportion to the share of features that are observed
         counts, which = np.unique(rows.num_observed, return_inverse=True)
         spread = np.stack(
             [np.log1p((ratio - 1.0) * (count / rows.num_features)).sum(axis=1) for count in counts], axis=1
@@ -68,7 +68,7 @@ class QuickMixture(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """How much better rows are described by one dictionary than by another: log likelihood per row, held out."""
+    """Gain of one dictionary over another in held-out log likelihood per row, and its standard error."""
 
     mean: float
     error: float
@@ -85,7 +85,7 @@ class Gain(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What a sample of the rows says of a dictionary: a mixture fitted to their cross-fitted statistics."""
+    """How well a dictionary describes a sample of the rows: a mixture fitted to their cross-fitted statistics."""
 
     mixture: QuickMixture
     rows: HeldOut
@@ -95,17 +95,17 @@ class Evidence(NamedTuple):
         return special.logsumexp(self.mixture.log_densities(self.rows), axis=0)
 
     def needed_rank(self) -> int:
-        """Directions per node that the rows tell of, and half as many again: others would be shrunk to the noise.
+        """Directions per node that the rows support, times 1.5: further ones would be shrunk to the noise.
 
-        Of a growing number of directions, the rest counted as noise, the one with the highest log likelihood less the
-        number of variances (Akaike's criterion: the mixture is fitted to the rows that it is judged by).
+        The supported rank is the one with the highest log likelihood less the number of variances, with later
+        directions counted as noise (Akaike's criterion, as the mixture is fitted to the rows on which it is judged).
         """
         rows = self.rows
         share = special.softmax(self.mixture.log_densities(rows), axis=0)
         largest = rows.squared.shape[2]
         best, needed = -np.inf, largest
         for rank in reversed(_growing(largest)):
-            # what is seen of a direction is in proportion to the features that are
+            # the observed part of a direction is in proportion to the share of observed features
             dropped = rows.squared[..., rank:].sum(axis=2) * (rows.num_observed / rows.num_features)
             rows = rows._replace(
                 residual=rows.residual + dropped,
@@ -134,26 +134,26 @@ def cross_fitted_evidence(training: Training, partition: Partition, subspaces: S
 
 
 def evidence_of(judged: Training, rows: np.ndarray, partition: Partition, subspaces: Subspaces) -> Evidence:
-    """:func:`cross_fitted_evidence` from the judged rows alone; `rows`, (m,), are their numbers in the partition."""
+    """:func:`cross_fitted_evidence` from the judged rows alone; `rows`, (m,), are their indices in the partition."""
     nodes = np.flatnonzero(partition.is_present)
     root = partition.cells[0]
-    if root is not None and root.size > LARGEST_SAMPLE:  # deeper ones have too few rows of the sample to be judged by
+    if root is not None and root.size > LARGEST_SAMPLE:  # deeper nodes have too few rows of the sample
         nodes = nodes[_scale_of(nodes) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
     return _fit(judged, rows, partition, subspaces, nodes)
 
 
 def sample_of(rows: np.ndarray) -> np.ndarray:
-    """Those of the rows that the mixture is fitted to."""
+    """The evenly spaced sample of the rows to which the mixture is fitted."""
     return rows[np.linspace(0, rows.size - 1, min(rows.size, LARGEST_SAMPLE)).astype(int)]
 
 
 def judged_rows(folds: np.ndarray) -> np.ndarray:
-    """Indices of the rows that :func:`cross_fitted_evidence` is of."""
+    """Indices of the rows on which :func:`cross_fitted_evidence` judges."""
     return sample_of(np.flatnonzero(folds >= 0))
 
 
 def fit_quick_mixture(training: Training, partition: Partition, subspaces: Subspaces) -> QuickMixture:
-    """The mixture alone; of rows without folds, fitted to in-sample statistics."""
+    """The mixture alone; fitted to in-sample statistics if the rows have no folds."""
     nodes = np.flatnonzero(partition.is_present)
     folds = training.folds
     rows = sample_of(np.arange(training.x.shape[0])) if folds is None else judged_rows(folds)
@@ -161,7 +161,7 @@ def fit_quick_mixture(training: Training, partition: Partition, subspaces: Subsp
 
 
 def _fit(judged: Training, rows: np.ndarray, partition: Partition, subspaces: Subspaces, nodes: np.ndarray) -> Evidence:
-    """By EM from the tree's own cells, at the given nodes."""
+    """Fit the mixture at the given nodes by EM, started from the tree's cells."""
     residual, squared = statistics_at(judged, np.arange(rows.size), subspaces, nodes)
     seen, num_features = judged.is_observed, judged.num_features
     held_out = HeldOut(
@@ -181,7 +181,7 @@ def _fit(judged: Training, rows: np.ndarray, partition: Partition, subspaces: Su
 
 
 def _maximise(rows: HeldOut, share: np.ndarray) -> QuickMixture:
-    """The mixture whose nodes have the rows by the given shares, (K', m)."""
+    """The M step, given the responsibilities `share`, (K', m)."""
     count = share.sum(axis=1)
     freedom_per_feature = 1.0 - rows.has_direction.sum(axis=1) / rows.num_features
     freedom = freedom_per_feature * (share @ rows.num_observed)
@@ -193,10 +193,10 @@ def _maximise(rows: HeldOut, share: np.ndarray) -> QuickMixture:
 
 
 def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces) -> QuickMixture:
-    """The mixture of the tree's own cells, every row counting once at every scale: no EM.
+    """The mixture of the tree's cells, in which every row counts once at every scale: no EM.
 
-    Of a tree with many nodes, the few thousand rows that EM is given here know the deep ones badly; this mixture has
-    all rows of a cell (a sample of `LARGEST_SAMPLE` where there are more).
+    In a tree with many nodes, the few thousand rows given to EM determine the deep nodes badly. This mixture uses all
+    rows of a cell (a sample of `LARGEST_SAMPLE` if there are more).
     """
     nodes = np.flatnonzero(partition.is_present)
     ranks, num_features, is_observed = subspaces.ranks[nodes], training.x.shape[1], training.is_observed
@@ -209,7 +209,7 @@ def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces)
 
     off, along, seen, used = (np.asarray(values) for values in zip(*each(moments, nodes.tolist()), strict=True))
     count = np.array([rows.size for rows in partition.cells if rows is not None])
-    # rows that the cells are sampled for count for all of theirs
+    # sampled rows stand for all rows of their cell
     weight = count / used
     noise = _noise(nodes, weight * off, weight * seen * (1.0 - ranks / num_features))
     has_direction = np.arange(along.shape[1]) < ranks[:, None]
@@ -223,12 +223,12 @@ def _scale_of(nodes: np.ndarray) -> np.ndarray:
 def _noise(nodes: np.ndarray, residual: np.ndarray, freedom: np.ndarray) -> np.ndarray:
     """Noise variance of every node's scale, from sums of squares and their degrees of freedom at the nodes."""
     scale = _scale_of(nodes)
-    # one row's worth of the average noise keeps empty scales proper
+    # one degree of freedom of unit variance keeps the noise of empty scales defined
     return ((np.bincount(scale, residual) + 1.0) / (np.bincount(scale, freedom) + 1.0))[scale]
 
 
 def _variance(second: np.ndarray, count: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Variances along directions from sums of squares, shrunk towards the noise and no smaller."""
+    """Variances along directions from sums of squares, shrunk towards the noise and never below it."""
     noise = noise[:, None]
     return np.maximum((second + PRIOR_ROWS * noise) / (count[:, None] + PRIOR_ROWS), noise)
 
@@ -238,7 +238,7 @@ def statistics_at(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Squared residuals (K', m), over the observed features, and squared coordinates (K', m, d) of some rows.
 
-    From the dictionaries without their folds; of rows without folds from that of all rows.
+    From the dictionaries without the rows' folds; from that of all rows if the rows have no folds.
     """
     dtype = training.x.dtype
     residual = np.zeros((nodes.size, rows.size), dtype=dtype)
@@ -259,7 +259,7 @@ def statistics_at_node(
     for number in np.flatnonzero(np.bincount(holdout)):
         centre, basis = subspaces.centres[number, node], subspaces.bases[number, node]
         inside = np.flatnonzero(holdout == number)
-        # blocks of rows: a node may have a good part of them all, and two more arrays as large are needed besides
+        # in blocks: a node may have most of the rows, and two temporary arrays of that size are needed
         for some in slices(inside.size, min(x.shape[1], WIDEST)):
             block = inside[some]
             centred = x[rows[block]] - centre

@@ -11,11 +11,11 @@ from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, View
 
-# A feature that is nearly one of the directions says nothing of its noise.
+# Least value of 1 - leverage: the residuals of a feature that is nearly a direction say nothing about its noise.
 SMALLEST_SHARE = 0.1
-# A feature that is seldom observed has the average noise, for as many rows as this.
+# With missing entries, every feature gets this many pseudo-rows of average noise: it matters for seldom observed ones.
 SELDOM = 10
-# Rows whose residuals are enough to know the scales by, to within 1%.
+# Rows whose residuals are enough to estimate the scales to within 1%.
 ENOUGH_ROWS = 10_000
 
 
@@ -30,7 +30,7 @@ class NoiseOptions(NamedTuple):
 
 
 class FeatureScales(NamedTuple):
-    """Noise scale per feature, (D,), and the `log_density` (m,) that `rows` (m,) have held out with them."""
+    """Noise scale per feature, (D,), and the held-out `log_density` (m,) of the `rows` (m,) with these scales."""
 
     scales: np.ndarray
     log_density: np.ndarray
@@ -38,7 +38,7 @@ class FeatureScales(NamedTuple):
 
 
 def middle_cells(partition: Partition) -> Partition:
-    """The cells of a middle scale side by side: small enough to be flat, large enough to be known."""
+    """The cells of a middle scale, without a hierarchy: small enough to be nearly flat, large enough to estimate."""
     covering = partition.nodes_at((partition.depth + 1) // 2)
     return Partition(0, tuple(partition.cells[k] for k in covering))
 
@@ -48,15 +48,15 @@ def learn_feature_scales(
 ) -> FeatureScales:
     """Noise scale of every feature of x, (n, D), with geometric mean 1.
 
-    From the residuals of every row off the subspace of its own cell, learned without the row's fold. The `cells` stand
-    side by side, as those of a tree's middle scale do. Each round divides the features by the scales found so far,
+    They are estimated from the residuals of every row off the subspace of its cell, learned without the row's fold. The
+    `cells` are disjoint, as those of a tree's middle scale. Each round divides the features by the scales found so far,
     learns the subspaces again, and corrects the scales.
 
-    How many directions are signal is not known here. With too few, signal is taken for noise (digits want half of their
-    64 features, and lose 3 nats with a tenth); with too many, little is left to estimate the noise from. So three
-    numbers are tried, and equal scales too, and the cross-fitted likelihood of the cells decides. Beyond half of the
-    features the residual says what is left of a feature, not how noisy it is. Entries that were filled, where
-    `is_observed` is False, count for nothing.
+    The number of directions that are signal is not known here. With too few, signal is taken for noise (digits need
+    half of their 64 features, and lose 3 nats with a tenth); with too many, little is left to estimate the noise from.
+    So three numbers are tried, and equal scales too, and the cross-fitted likelihood of the cells decides. No number
+    is above half of the features: residuals off so many directions do not say how noisy a feature is. Filled entries,
+    where `is_observed` is False, are ignored.
     """
     num_rows, num_features = x.shape
     folds = assign_folds(num_rows, options.num_folds, np.random.default_rng(options.seed))
@@ -71,7 +71,7 @@ def learn_feature_scales(
         scaled = training._replace(x=View(x, scales))
         subspaces = learn_subspaces(scaled.x, cells, SubspaceOptions(options.max_rank, options.seed), training.folds)
         log_density = cross_fitted_evidence(scaled, cells, subspaces).log_likelihood()
-        # the logs of all scales add up to 0, those of a row's observed features need not
+        # log scales add up to 0 over all features, but not over a row's observed features
         jacobian = 0.0 if is_observed is None else is_observed[rows] @ np.log(scales)
         return FeatureScales(scales, log_density - jacobian, rows)
 
@@ -85,7 +85,7 @@ def _scales_off_subspaces(training: Training, cells: Partition, rank: int, optio
         scaled = training._replace(x=View(training.x, scales))
         moments = _residual_moments(scaled, cells, SubspaceOptions(rank, options.seed))
         residual = np.sqrt(moments.mean_square)
-        if not residual.mean() > 0.0:  # no noise at all: nothing to tell the features apart by
+        if not residual.mean() > 0.0:  # no noise at all: all scales stay equal
             break
         updated = scales * residual
         logs = np.log(np.maximum(updated, options.floor * updated.mean()))
@@ -96,7 +96,7 @@ def _scales_off_subspaces(training: Training, cells: Partition, rank: int, optio
 def _shrunk(logs: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """Log scales with mean 0, each shrunk to 0 by the share of their spread that is the error of its estimate.
 
-    Features whose noise is the same should not pay for a scale each: n rows tell a scale to within a share of
+    Features with the same noise should not pay for separate scales: n rows determine a scale to a relative error of
     ``(2 n)^-1/2``, which costs ``1/2n`` nats of held-out density per feature. Empirical Bayes with Morris's factor
     (Parametric empirical Bayes inference, JASA 1983).
     """
@@ -115,11 +115,11 @@ class _Moments(NamedTuple):
 
 
 def _residual_moments(training: Training, cells: Partition, options: SubspaceOptions) -> _Moments:
-    """Moments of the held-out residuals of rows in a fold, as the noise alone would have them.
+    """Moments of the held-out residuals of rows in a fold, corrected for the noise that the subspaces absorb.
 
     Off a subspace the noise of feature j keeps the share ``1 - h_j`` of its variance, with ``h_j`` the squared norm of
-    the feature's row of the basis (its leverage): without that correction features on which directions lean look less
-    noisy than they are, and what is noise there looks like signal.
+    the feature's row of the basis (its leverage). Without that correction, features of high leverage would look less
+    noisy than they are, and their noise would look like signal.
     """
     x, folds, is_observed = training.x, training.own_folds, training.is_observed
     subspaces = learn_subspaces(x, cells, options, folds)
@@ -141,7 +141,7 @@ def _residual_moments(training: Training, cells: Partition, options: SubspaceOpt
     else:
         average, count = second.sum() / is_observed[folds >= 0].sum(), is_observed[folds >= 0].sum(axis=0) + SELDOM
         second, fourth = second + SELDOM * average, fourth + SELDOM * 3.0 * average**2
-    # one kurtosis for all: that of a feature which is seldom observed or seldom moves is not known
+    # one kurtosis for all: it cannot be estimated for a feature that is seldom observed or seldom varies
     varies = second > 0.0
     kurtosis = np.median(fourth[varies] * count[varies] / second[varies] ** 2) if varies.any() else 3.0
     return _Moments(second / count, (kurtosis - 1.0) / count)

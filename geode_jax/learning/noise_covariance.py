@@ -1,13 +1,13 @@
-"""The covariance of the noise: what all nodes leave over varies more in some directions than in others.
+"""The noise covariance, common to all nodes: residuals may vary more in some directions than in others.
 
-A node explains a few directions of its own. The rest of its rows' covariance, often most of it where neighbouring
-features correlate, is much the same at all nodes. It is estimated as a standard deviation along every principal axis of
-the whole data, from residuals off the subspaces of a middle scale's cells: as `learning/feature_noise.py` does for the
-features. In coordinates divided by these deviations the model's noise is right for that rest, and a node's directions
-are those in which it differs.
+A node explains a few directions. The rest of its rows' covariance, often most of it where neighbouring features
+correlate, is much the same at all nodes. It is estimated as a standard deviation along every principal axis of the
+whole data, from residuals off the subspaces of a middle scale's cells, as `learning/feature_noise.py` does for the
+features. Divided by these deviations the rest is isotropic, as the model's noise is, and a node's directions are those
+in which the node differs from it.
 
-The axes are learned without each fold, like all that the statistics of a row depend on, and the residuals are those of
-the fold: along axes that the rows had a part in, the lowest would seem to have far less noise than they have.
+The axes are learned without each fold, like everything on which the statistics of a row depend, and the residuals are
+those of the fold. Along axes learned from the same rows, the lowest would seem to have far less noise than they have.
 """
 
 import functools
@@ -28,9 +28,9 @@ from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows
 
 NUM_ROUNDS = 3
-# Nats per row and feature that a noise covariance has to gain: with one, predictions are quadratic in the features.
+# Nats per row and feature that a noise covariance must gain: with one, predictions cost O(D^2).
 LEAST_GAIN = 0.01
-# Least deviation relative to their mean: constant features have none, and float32 cannot tell less.
+# Least deviation relative to the mean deviation: constant features have none, and float32 does not resolve less.
 FLOOR = 0.02
 
 
@@ -56,7 +56,7 @@ class NoiseRoot(NamedTuple):
 
 
 class _Moments(NamedTuple):
-    """Of a set of rows: their number, sum, and sum of products."""
+    """Moments of a set of rows: their number, sum, and sum of outer products."""
 
     size: float
     total: np.ndarray
@@ -67,7 +67,7 @@ class _Moments(NamedTuple):
         return self.total / self.size
 
     def plus(self, other: "_Moments", sign: int = 1) -> "_Moments":
-        """Of both sets, or without the other."""
+        """Moments of both sets together, or with `sign` -1 of this set without the other."""
         return _Moments(
             self.size + sign * other.size, self.total + sign * other.total, self.products + sign * other.products
         )
@@ -81,13 +81,13 @@ class _Moments(NamedTuple):
 
 
 class Covariances(NamedTuple):
-    """Principal axes (D, D) of all rows and of those without each fold, and the `variance` (D,) held out along them."""
+    """Principal axes (D, D) of all rows and of those without each fold, and the held-out `variance` (D,) along them."""
 
     axes: list[np.ndarray]
     variance: np.ndarray
 
     def roots(self, deviation: np.ndarray) -> list[NoiseRoot]:
-        """Of all rows and without each fold, with the same deviations (D,) along their axes, up to a factor."""
+        """Roots for all rows and without each fold, with the same deviations (D,), up to a factor, along their axes."""
         deviation = np.maximum(deviation, max(FLOOR * deviation.mean(), np.finfo(float).tiny))
         deviation = deviation / np.exp(np.mean(np.log(deviation)))
         unit = float(np.sqrt(np.mean(self.variance / np.square(deviation))))
@@ -116,7 +116,7 @@ def _moments(x: Rows, rows: np.ndarray) -> _Moments:
 
 
 def _principal_axes(moments: _Moments) -> np.ndarray:
-    """Eigenvectors of the covariance, that of the largest variance first."""
+    """Eigenvectors of the covariance, in order of decreasing variance."""
     return np.linalg.eigh(moments.covariance())[1][:, ::-1]
 
 
@@ -129,11 +129,11 @@ def learn_whitened_subspaces(
 ) -> list[Subspaces]:
     """Every tree's dictionaries of whitened coordinates.
 
-    The dictionary that leaves a fold out is that of all rows as whitened without the fold.
+    For the dictionary without a fold, rows are whitened by the root without that fold.
     """
     parts: list[list[Subspaces]] = [[] for _ in trees]
     holdouts = each_fold(folds)
-    whitened = np.empty(x.shape, x.dtype)  # the only copy: of all rows by one root after the other
+    whitened = np.empty(x.shape, x.dtype)  # the only copy, overwritten for every root
     for number, (root, holdout) in enumerate(zip(roots, holdouts, strict=True)):
         on_share(number / len(holdouts))
         _multiply(x, root.whitening, out=whitened)
@@ -149,7 +149,7 @@ def _multiply(x: Rows, matrix: np.ndarray, out: np.ndarray) -> None:
 
 
 def whiten(x: np.ndarray, roots: list[NoiseRoot], folds: np.ndarray) -> np.ndarray:
-    """Rows of x, (n, D), whitened in place, each without its own fold; rows in no fold stay."""
+    """Rows of x, (n, D), whitened in place, each by the root without its fold; rows in no fold are left unchanged."""
     for fold, root in enumerate(roots[1:]):
         matrix, rows = root.whitening.astype(x.dtype), np.flatnonzero(folds == fold)
         for block in slices(rows.size, x.shape[1]):
@@ -162,10 +162,11 @@ def deviation_off_subspaces(
 ) -> np.ndarray:
     """Deviation of the noise along every axis, (D,), where `options.max_rank` directions of each cell are signal.
 
-    From each fold's residuals off the cells' subspaces as learned without it. Each round whitens the rows by what was
-    found so far, learns the subspaces again, and corrects it. Deviations decrease with the variance of the data: among
-    axes of nearly the same variance the order is by chance, and it is all that says which axis of one fold is which of
-    another. An axis that is itself nearly signal says little of the noise, and has that of the next ones.
+    They are estimated from each fold's residuals off the cells' subspaces learned without it. Each round whitens the
+    rows by the deviations found so far, learns the subspaces again, and corrects the deviations. These are made
+    decreasing, in the order of the axes' variances: axes of different folds are matched by that order alone, and it is
+    random among axes of nearly the same variance. An axis that is nearly all signal says little about the noise, so it
+    has low weight and takes the deviation of the axes next to it.
     """
     deviation = np.ones(x.shape[1])
     for _ in range(NUM_ROUNDS):
@@ -181,7 +182,7 @@ def deviation_off_subspaces(
 def _residuals_along_axes(
     x: Rows, roots: list[NoiseRoot], cells: Partition, options: SubspaceOptions, folds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of squared residuals of whitened rows along every axis, and of the shares of the noise that they keep."""
+    """Sums over whitened rows, along every axis, of squared residuals and of the shares of the noise they keep."""
     square, share = np.zeros(x.shape[1]), np.full(x.shape[1], np.finfo(x.dtype).eps)
     whitened = np.empty(x.shape, x.dtype)
     for fold, root in enumerate(roots):
@@ -198,9 +199,9 @@ def _residuals_along_axes(
 
 
 class NoiseTrial(NamedTuple):
-    """A noise covariance that was tried: the noise's deviation along the axes of the rows' covariances.
+    """A noise covariance that was tried: its standard deviations along the axes of the rows' covariances.
 
-    And what the rows say of one tree's dictionary with it: the evidence, and its gain over isotropic noise.
+    `evidence`: of one tree's dictionary with that noise covariance. `gain`: over isotropic noise.
     """
 
     covariances: Covariances
@@ -214,8 +215,8 @@ def try_noise_covariance(
 ) -> NoiseTrial:
     """How well one tree's dictionary describes held-out rows with a noise covariance that is not isotropic.
 
-    As many directions as nodes may have count as signal: with fewer, what is common to all nodes' directions would
-    pass for noise. `without`: log likelihood of the rows by the tree's dictionary with isotropic noise.
+    As many directions as a node may have count as signal: with fewer, signal that is common to all nodes would count as
+    noise. `without`: log likelihood of the rows under the tree's dictionary with isotropic noise.
     """
     x, folds, num_features = training.x, training.own_folds, training.num_features
     covariances = learn_covariances(x, folds)
@@ -232,5 +233,5 @@ def try_noise_covariance(
 
 
 def is_worth_its_cost(gain: Gain, num_features: int) -> bool:
-    """Whether a noise covariance should be taken: as for a span the gain is clear, and at least `LEAST_GAIN`."""
+    """Whether to use a noise covariance: its gain must be clear, and at least `LEAST_GAIN` per feature."""
     return gain.is_clear and gain.mean >= LEAST_GAIN * num_features

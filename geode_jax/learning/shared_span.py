@@ -1,8 +1,8 @@
 """One span for all nodes: directions inherited from the whole data set.
 
-Independent cells each pay to learn their directions in R^D. Where all of them lie in the span of the r leading
-directions of the whole data, learning them there costs r coordinates instead of D, and what is outside is noise at
-every node. The span is learned without each fold, like everything that the statistics of a row depend on.
+Without a span, every cell estimates its directions in R^D. Where all of these lie in the span of the r leading
+directions of the whole data, a cell estimates them in r coordinates instead of D, and the rest is noise at every node.
+The span is learned without each fold, like everything on which the statistics of a row depend.
 """
 
 from typing import NamedTuple
@@ -18,12 +18,12 @@ from geode_jax.rows.folds import Holdout, each_fold, kept_rows
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows
 
-# A span is looked for up to this many directions; beyond, nodes learn theirs in R^D.
+# Largest rank of a span; if none of at most this rank is good enough, nodes learn their directions in R^D.
 LARGEST_SPAN = 400
 
 
 class Span(NamedTuple):
-    """Centres (G, D) and orthonormal bases (G, D, r) of the whole data: entry 0 of all rows, 1 + f without fold f."""
+    """Centres (H, D) and orthonormal bases (H, D, r) of the whole data: entry 0 of all rows, 1 + f without fold f."""
 
     centres: np.ndarray
     bases: np.ndarray
@@ -36,7 +36,7 @@ class Span(NamedTuple):
 def learn_span(
     x: Rows, folds: np.ndarray | None, seed: int, holdouts: list[Holdout] | None = None, max_rank: int = LARGEST_SPAN
 ) -> Span:
-    """The leading directions of the whole data, `max_rank` or as many as there are."""
+    """The leading directions of the whole data: `max_rank` of them, or fewer if there are not as many."""
     num_rows = x.shape[0] if folds is None else x.shape[0] - int(np.bincount(folds[folds >= 0]).max())
     options = SubspaceOptions(min(max_rank, x.shape[1], num_rows - 1), seed)
     found = learn_subspaces(x, Partition(0, (np.arange(x.shape[0]),)), options, folds, holdouts)
@@ -62,7 +62,7 @@ def span_rank(training: Training, span: Span) -> int:
             training.without_fold(fold), ~is_out, span.centres[1 + fold], span.bases[1 + fold]
         )
         outside, total_outside = _mean_squares(x, is_out, span.centres[1 + fold], span.bases[1 + fold])
-        # few rows lie wholly in as many directions: what is left of them there is rounding
+        # a few rows lie entirely in the span of as many directions: their residual is rounding error
         rounding = max(np.finfo(x.dtype).eps * total_inside, np.finfo(x.dtype).tiny)
         noise = np.maximum(total_inside - np.cumsum(inside)[ranks - 1], rounding) / (num_features - ranks)
         left = np.maximum(total_outside - np.cumsum(outside)[ranks - 1], 0.0)
@@ -75,7 +75,7 @@ def span_rank(training: Training, span: Span) -> int:
 
 
 def _mean_squares(x: Rows, is_used: np.ndarray, centre: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, float]:
-    """Mean squared coordinates, (r,), and mean squared norm of the rows that are used."""
+    """Mean squared coordinates, (r,), and mean squared norm of the used rows, about the centre."""
     squares, total, count = np.zeros(basis.shape[1]), 0.0, int(is_used.sum())
     for rows in slices(*x.shape):
         centred = x[rows][is_used[rows]] - centre
@@ -85,7 +85,7 @@ def _mean_squares(x: Rows, is_used: np.ndarray, centre: np.ndarray, basis: np.nd
 
 
 def _coordinates(x: Rows, centre: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """Coordinates of the rows, (n, r), without a centred copy of them all."""
+    """Coordinates of the rows, (n, r), computed in blocks: no centred copy of all rows is made."""
     return np.concatenate([(x[rows] - centre) @ basis for rows in slices(*x.shape)])
 
 
@@ -97,9 +97,9 @@ def learn_subspaces_in_span(
     folds: np.ndarray | None,
     holdouts: list[Holdout] | None = None,
 ) -> Subspaces:
-    """Centres and bases of every cell, all within the span: learned in its coordinates and carried back.
+    """Centres and bases of every cell within the span: learned in its coordinates and mapped back to R^D.
 
-    `holdouts` are those of the span.
+    `holdouts` are those of the span's entries.
     """
     holdouts = each_fold(folds) if holdouts is None else holdouts
     num_holdouts, num_features, rank = span.bases.shape
@@ -115,7 +115,7 @@ def learn_subspaces_in_span(
         found = learn_subspaces(coordinates, Partition(partition.depth, cells), options, None)
         present = np.flatnonzero(partition.is_present)
         centres[number, present] = centre + found.centres[0, present] @ basis.T
-        for node in present:  # all at once would be another copy of the largest array
+        for node in present:  # all at once would take a copy of the largest array
             np.matmul(basis, found.bases[0, node], out=bases[number, node])
         ranks[number] = found.ranks
     smallest = ranks.min(axis=0)
@@ -124,14 +124,14 @@ def learn_subspaces_in_span(
 
 
 def _at_least_one(rows: np.ndarray | None, whole: np.ndarray | None) -> np.ndarray | None:
-    """A cell that lies in one fold keeps its rows: it has a centre and no directions either way."""
+    """The rows of a cell, or all of them if the holdout leaves none; such a cell gets a centre but no directions."""
     return whole if rows is not None and rows.size == 0 else rows
 
 
 def learn_dictionaries(
     training: Training, partition: Partition, options: SubspaceOptions, span: Span | None = None
 ) -> Subspaces:
-    """A tree's dictionaries of all rows and without each fold, within the span if there is one."""
+    """A tree's dictionaries, of all rows and without each fold; within the span if there is one."""
     parts, done, folds = [], 0, training.folds
     for x, some in training.each(each_fold(folds)):
         if span is None:
@@ -145,9 +145,9 @@ def learn_dictionaries(
 
 
 class SpanTrial(NamedTuple):
-    """A span that was tried, what the rows say of one tree's dictionary in it, and its gain over none.
+    """A span that was tried, the evidence of one tree's dictionary within it, and its gain over no span.
 
-    `is_taken`: whether the gain is clear.
+    `is_taken`: whether the gain is clear, so that the span should be used.
     """
 
     span: Span
@@ -164,11 +164,11 @@ class SpanTrial(NamedTuple):
 def try_spans(
     training: Training, partition: Partition, options: SubspaceOptions, without: np.ndarray
 ) -> SpanTrial | None:
-    """The span with which one tree's dictionary describes held-out rows best, or the first where none clearly gains.
+    """The span with which one tree's dictionary describes held-out rows best, or the first if none clearly gains.
 
-    None where no span has few enough directions. `without`: log likelihood of the rows by the tree's dictionary in R^D.
-    Candidates are the rank of the whole data as one Gaussian and its doubles, up to half of the features. A larger one
-    has to gain two standard errors on the smaller.
+    None if no span has few enough directions. `without`: log likelihood of the rows under the tree's dictionary in R^D.
+    Candidate ranks are that of the whole data as one Gaussian, and this times 2, 4, ..., up to half of the features. A
+    larger span must gain more than two standard errors over the best smaller one.
     """
     whole = learn_whole_span(training, options.seed)
     if min(whole.bases.shape[2], training.num_features - 1) < 1:

@@ -1,8 +1,8 @@
-"""A first fill of missing entries by one low-rank matrix: what the first trees are grown on.
+"""A first fill of missing entries by one low-rank matrix, on which the first trees are grown.
 
 Soft-impute (Mazumder, Hastie & Tibshirani 2010): fill, take the leading components with their singular values lowered
-by a threshold, fill from them again. The threshold falls step by step, each step starting from the one before, to the
-value that predicts held-out observed entries best.
+by a threshold, fill from these, and repeat. The threshold is lowered in steps, each started from the last one's
+solution, to the value that predicts held-out observed entries best.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from sklearn.utils.extmath import randomized_svd
 from geode_jax.learning.subspaces import EXACT_MAX_SIDE
 
 HELD_OUT_SHARE = 0.05
-# Rows beyond these do not help to choose a threshold.
+# Rows on which the threshold is chosen; more do not help.
 LARGEST_SAMPLE = 4000
 RATIO, NUM_THRESHOLDS = 0.6, 16
 NUM_STEPS = 30
@@ -37,7 +37,7 @@ def fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: i
 def _choose_threshold(
     x: np.ndarray, is_observed: np.ndarray, thresholds: np.ndarray, max_rank: int, rng: np.random.Generator
 ) -> int:
-    """How many thresholds to go down; a row keeps at least one observed entry."""
+    """The number of thresholds to go through; every row keeps an observed entry that is not held out."""
     held_out = is_observed & (rng.uniform(size=x.shape) < HELD_OUT_SHARE)
     held_out &= is_observed.cumsum(axis=1) > 1
     kept = is_observed & ~held_out

@@ -1,7 +1,8 @@
 """Centre and rank-d basis of every cell, for all rows and without each fold.
 
-A cell of few rows knows its covariance badly, and a little of its parent's helps: the parent's leading directions enter
-as if they were rows of the cell (`python -m benchmarks.stage_one` shows what that and the other choices are worth).
+A cell of few rows estimates its covariance badly, and a small weight of its parent's helps: the parent's leading
+directions enter as if they were rows of the cell (`python -m benchmarks.stage_one` shows the gain of this and of the
+other choices).
 """
 
 import functools
@@ -49,7 +50,7 @@ class Subspaces(NamedTuple):
 
 
 def join_holdouts(parts: Sequence[Subspaces]) -> Subspaces:
-    """Holdouts that were learned one by one; directions that one of them did not find are dropped."""
+    """Join the dictionaries of holdouts learned separately; directions that one of them lacks are dropped."""
     if len(parts) == 1:  # no copy
         return parts[0]
     ranks = np.min([part.ranks for part in parts], axis=0)
@@ -75,9 +76,10 @@ def learn_subspaces(
     folds: np.ndarray | None,
     holdouts: list[Holdout] | None = None,
 ) -> Subspaces:
-    """Learn every present cell's centre and basis under each of the `holdouts`; None is no fold, and each alone.
+    """Learn every present cell's centre and basis under each of the `holdouts`; None means those of `each_fold`.
 
-    The covariance of a cell of n rows is ``(n own + parent_rows parent's) / (n + parent_rows)``, from the root down.
+    The covariance of a cell of n rows is ``(n C + parent_rows P) / (n + parent_rows)``, from the root down, with C its
+    rows' covariance and P its parent's.
     """
     holdouts = each_fold(folds) if holdouts is None else holdouts
     max_rank, seed, parent_rows = options
@@ -87,8 +89,8 @@ def learn_subspaces(
     bases = aligned_zeros((num_holdouts, num_nodes, num_features, max_rank), x.dtype)
     ranks = np.zeros(num_nodes, dtype=np.int32)
     variances = np.zeros((num_holdouts, num_nodes, max_rank))
-    # What the rows of a cell and of those it inherits from span. Beyond, directions are rounding, and in coordinates of
-    # the row space those are the ones that rows left out have to themselves.
+    # Dimension of the span of a cell's rows and of those it inherits from. Further directions would be rounding error;
+    # in coordinates of the row space they would be directions of left-out rows alone.
     spanned = np.zeros(num_nodes, dtype=np.int32)
 
     def learn(node: int) -> None:
@@ -96,7 +98,7 @@ def learn_subspaces(
         kept = kept_rows(rows, folds, holdouts)
         fewest = min(int(mask.sum()) for mask in kept)
         if fewest < 2:
-            # Some fold holds (almost) the whole cell: that fold's dictionary has nothing to learn from here.
+            # One fold has (almost) the whole cell: without it there is nothing to learn directions from.
             centres[:, node] = _centres_with_fallback(x[rows], kept)
             return
         parent = (node - 1) // 2
@@ -125,7 +127,7 @@ def learn_subspaces(
 
     present = np.flatnonzero(partition.is_present)
     for nodes in np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1)):
-        each(learn, nodes.tolist())  # parents first; the cells of a scale know nothing of each other
+        each(learn, nodes.tolist())  # parents first; the cells of a scale do not depend on each other
     return Subspaces(centres, bases, ranks)
 
 
@@ -134,9 +136,9 @@ def _centres_with_fallback(cell: np.ndarray, kept: list[np.ndarray]) -> np.ndarr
 
 
 def _cell_subspaces(x: Rows, rows: np.ndarray, rank: int, seed: int) -> LearnCell:
-    """Finds the centre of a cell's rows under a mask, and the leading `rank` or fewer of their scatter plus a prior's.
+    """A function that finds, for a mask of a cell's rows and a prior scatter, their centre and leading directions.
 
-    What it finds for one mask it need not hold for the next.
+    There are at most `rank` directions. It is called for one mask at a time, so that results need not all be held.
     """
     if min(rows.size, x.shape[1]) > EXACT_MAX_SIDE:
         return functools.partial(_randomised, x, rows, rank, seed)
@@ -144,7 +146,7 @@ def _cell_subspaces(x: Rows, rows: np.ndarray, rank: int, seed: int) -> LearnCel
 
 
 def _as_columns(spectrum: Spectrum, features: slice = slice(None)) -> np.ndarray:
-    """Of rows whose scatter is the spectrum's, some features, (D', r) in float64."""
+    """Pseudo-rows whose scatter is the spectrum, as columns: the given features of them, (D', r) in float64."""
     return np.sqrt(spectrum.variances) * spectrum.directions[features]
 
 
@@ -162,7 +164,7 @@ def _randomised(
 
 
 def _by_moments(x: Rows, rows: np.ndarray, rank: int) -> LearnCell:
-    """Eigenvectors of the second-moment matrix; a fold's is the whole one less the fold's own."""
+    """Eigenvectors of the second-moment matrix; without a fold it is the whole matrix minus that of the fold's rows."""
     tolerance = _Tolerance.of(x, rows)
     origin = _mean(x, rows)
     total_sum, total = _moments(x, rows, origin)
@@ -189,7 +191,7 @@ def _mean(x: Rows, rows: np.ndarray) -> np.ndarray:
 
 
 def _moments(x: Rows, rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and second moment about `origin` in float64, by blocks: no copy of the rows is made."""
+    """Sum and second moment about `origin` in float64, in blocks: no copy of the rows is made."""
     first, second = np.zeros(origin.size), np.zeros((origin.size, origin.size))
     for block in _blocks(x, rows):
         centred = block - origin
@@ -199,7 +201,7 @@ def _moments(x: Rows, rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray,
 
 
 def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> LearnCell:
-    """Eigenvectors of the inner products of the rows, taken once for all folds."""
+    """Eigenvectors of the Gram matrix of the rows, which is computed once for all folds."""
     tolerance = _Tolerance.of(x, rows)
     origin = _mean(x, rows)
 
@@ -227,7 +229,7 @@ def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> LearnCell:
         useful = singular > tolerance(singular[0])
         own, inherited = np.split(vectors[:, useful], [count])
         weight = np.zeros((rows.size, own.shape[1]))
-        weight[mask] = own - own.mean(axis=0)  # the rows' mean has no part in it
+        weight[mask] = own - own.mean(axis=0)  # centred, so that the rows' mean drops out
         basis = np.empty((x.shape[1], own.shape[1]))
         share, mean = mask / count, np.zeros(x.shape[1])
         for some, block in columns():
@@ -240,10 +242,10 @@ def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> LearnCell:
 
 
 def _orthonormal(basis: np.ndarray) -> np.ndarray:
-    """Restore to rounding what small singular values lose of orthogonality through the square of the matrix.
+    """Restore orthogonality, which columns of small singular value lose because the Gram matrix squares them.
 
-    By the Cholesky factor of the inner products, a tenth of the cost of a QR decomposition; where they are far from the
-    identity, by that.
+    By the Cholesky factor of the inner products, at a tenth of the cost of a QR decomposition; by QR where the inner
+    products are far from the identity.
     """
     inner = basis.T @ basis
     if np.abs(inner - np.eye(inner.shape[0])).max() > 0.1 / inner.shape[0]:
@@ -258,12 +260,12 @@ def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.n
     if 8 * rank <= size:
         values, vectors = linalg.eigh(matrix, subset_by_index=(size - rank, size - 1), check_finite=False)
     else:
-        values, vectors = np.linalg.eigh(matrix)  # lets other threads work beside it, which SciPy's does not
+        values, vectors = np.linalg.eigh(matrix)  # lets other threads run meanwhile, which SciPy's does not
     return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
 class _Tolerance(NamedTuple):
-    """Singular values at or below this are rounding: the data's own, and that of the squared matrix."""
+    """Singular values at or below this are rounding, of the data (`own`), or of the squared matrix (`relative`)."""
 
     own: float
     relative: float

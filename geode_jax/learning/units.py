@@ -1,7 +1,7 @@
-"""One unit for all features, or one for each: distances, trees and directions depend on it, and no prior can tell.
+"""One unit for all features, or one for each: distances, trees and directions depend on it, and no prior decides it.
 
-Pixels share a unit, and dividing each by its deviation would blow up those that hardly ever move; columns of a table
-may be in millimetres beside percents, and only the largest would be seen. Held-out density decides.
+Pixels share a unit, and division by their deviations would inflate those that hardly ever vary. The columns of a table
+may be in millimetres and in per cent, and without division only the largest would count. Held-out density decides.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from geode_jax.partition.neighbours import neighbour_graph
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.view import Rows, View, as_array
 
-# As many rows and features tell which of two answers is right.
+# Numbers of rows and features that are enough to decide between the two answers.
 LARGEST_SAMPLE, MOST_FEATURES = 2000, 500
-# Nats per row and feature that units of their own have to gain: tables in different units gain one, images hundredths.
+# Nats per row and feature that one unit per feature must gain: tables in different units gain one, images hundredths.
 LEAST_GAIN = 0.1
-# Deviations within this factor of each other: the noise scales deal with them.
+# Deviations within this factor of each other are left to the noise scales.
 SMALL_RATIO = 2.0
 
 
 class UnitsTrial(NamedTuple):
     """Divisors of the features, (D,): all 1, or their deviations.
 
-    `gain` of the deviations per row of the sample; None where they hardly differ, and nothing was tried.
+    `gain`: that of the deviations, per row of the sample; None if they hardly differ, so that nothing was tried.
     """
 
     divisors: np.ndarray
@@ -44,9 +44,9 @@ def choose_units(
 ) -> UnitsTrial:
     """Divisors of the features of x, (n, D) with NaN where missing, column means near 0: all 1, or their deviations.
 
-    Both are tried on a sample of rows and features: a tree is grown, noise scales are learned on top (`learn_scales`,
-    of rows, which entries were not filled, and cells), and the deviations have to be much better by the held-out
-    density of the rows, the Jacobian included.
+    Both are tried on a sample of rows and features: a tree is grown, and noise scales are learned on top, by
+    ``learn_scales(rows, is_observed, cells)``. Deviations are used only if they clearly raise the held-out density of
+    the rows, Jacobian included, and by more than `LEAST_GAIN` per feature.
     """
     ones = np.ones(x.shape[1])
     deviations = _deviations(x)
@@ -77,11 +77,11 @@ def choose_units(
 
 
 def _deviations(x: Rows) -> np.ndarray:
-    """How far each feature is from its mean where it is away from it, ``sqrt(E x^4 / 3 E x^2)``, over observed entries.
+    """The scale of each feature's deviations from its mean, ``sqrt(E x^4 / (3 E x^2))``, over observed entries.
 
-    The standard deviation of a Gaussian. That of a pixel which is dark in all rows but a few is small, yet in the same
-    unit as the others: weighted by its squares, it is what the pixel has in those few. Constant features get the
-    others' geometric mean.
+    For a Gaussian it is the standard deviation. A pixel that is dark in all but a few rows has a small standard
+    deviation, though it shares the unit of the others: weighting by squares measures it in those few rows. Constant
+    features get the geometric mean of the others.
     """
     second, fourth = np.zeros(x.shape[1]), np.zeros(x.shape[1])
     for rows in slices(*x.shape):

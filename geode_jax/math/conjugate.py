@@ -1,7 +1,7 @@
-"""Moves of gamma and beta variables, which conjugate blocks draw, on the scales on which they are log-concave.
+"""Metropolis steps for the gamma and beta variables of conjugate blocks, on scales where they are log-concave.
 
-Exact draws of both take rejection loops, which end with their slowest lane and on a device wait for the host in every
-round. These moves take one proposal each: see :func:`geode_jax.math.log_concave.move_log_concave`.
+Exact draws of both need rejection loops, which end with their slowest lane and on a device wait for the host in every
+round. These steps make one proposal each: see :func:`geode_jax.math.log_concave.move_log_concave`.
 """
 
 import jax.numpy as jnp
@@ -10,16 +10,16 @@ from geode_jax._typing import Array, Float, KeyArray
 from geode_jax.math.log_concave import Potential, Target, in_lanes, move_log_concave, out_of_lanes
 from geode_jax.math.truncated import exp_remainder
 
-# Beyond, the potential of a beta variable is found without an exponential that could overflow.
+# Beyond this, the potential of a beta variable is computed without an exponential that could overflow.
 _LARGE = 20.0
 
 
 def move_log_gamma(
     key: KeyArray, old: Float[Array, "..."], shape: Float[Array, "..."], rate: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """Move ``log G`` so that the law of G ~ Gamma(shape, rate) stays; at any `old` most lanes are new.
+    """A Metropolis step for ``log G`` that leaves G ~ Gamma(shape, rate) invariant; most lanes change, at any `old`.
 
-    About its mode log(shape / rate) the potential is ``shape (exp(z) - 1 - z)``.
+    With z the distance from the mode log(shape / rate), the potential is ``shape (exp(z) - 1 - z)``.
     """
     lane, shape, rate = in_lanes(old, shape, rate)
 
@@ -33,10 +33,10 @@ def move_log_gamma(
 def move_logit_beta(
     key: KeyArray, old: Float[Array, "..."], a: Float[Array, "..."], b: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """Move the logit of B so that the law of B ~ Beta(a, b) stays; at any `old` most lanes are new.
+    """A Metropolis step for the logit of B that leaves B ~ Beta(a, b) invariant; most lanes change, at any `old`.
 
-    With n = a + b and r the smaller of a / n and b / n, the potential of the logit about its mode log(a / b), taken
-    so that the variable of share r grows with z, is ``n (log(1 + r (exp(z) - 1)) - r z)``.
+    Let n = a + b, and r the smaller of a / n and b / n. Let z be the distance of the logit from its mode log(a / b),
+    with its sign such that the variable of mean r grows with z. The potential is ``n (log(1 + r (exp(z) - 1)) - r z)``.
     """
     lane, a, b = in_lanes(old, a, b)
     smaller, sign = jnp.minimum(a, b), jnp.where(a < b, 1.0, -1.0).astype(a.dtype)
@@ -57,7 +57,7 @@ def move_logit_beta(
 
 
 def _moved(key: KeyArray, old: Array, mode: Array, potential: Potential, width: Array) -> Array:
-    """The move of a variable, given the potential of its distance from the mode; `width` is to the left of that."""
+    """The step of a variable, given the potential of its distance from the mode; `width` is on the left of the mode."""
     boundless = jnp.full_like(mode, jnp.inf)
     target = Target(potential, (-width, jnp.zeros_like(mode), jnp.log1p(width)), -boundless, boundless)
     start = old - mode

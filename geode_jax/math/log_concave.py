@@ -1,9 +1,9 @@
-"""Draws and moves of univariate log-concave densities, many at once.
+"""Exact draws and Metropolis steps for univariate log-concave densities, many at once.
 
 A log-concave density ``exp(-g(x))`` on [lower, upper] lies below the piecewise exponential made of tangents to -g at
-three points (Gilks & Wild 1992). With points at the mode and about one unit of g to its sides it is above nine tenths
-of that envelope. A proposal from it takes one uniform variable; rejection makes an exact draw of it, and a Metropolis
-step a move that leaves the density as it is.
+three points (Gilks & Wild 1992). With one point at the mode and one on each side, where g is about one unit higher,
+the density fills more than nine tenths of that envelope. A proposal from the envelope takes one uniform variable.
+Rejection turns it into an exact draw, a Metropolis step into a move that leaves the density invariant.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from geode_jax._typing import Array, Bool, Float, KeyArray, Shaped
 Potential = Callable[[Array], tuple[Array, Array]]
 # Below this product of slope and width a piece is flat to within rounding.
 _FLAT = 1e-5
-# Numbers that a processor works on at once (AVX-512, float32); what is left over in a row takes as long as many rows.
+# Numbers in a vector register (AVX-512, float32); the rest of a row that fills no vector takes as long as many rows.
 _VECTOR = 16
 
 
@@ -26,7 +26,7 @@ class Target(NamedTuple):
     """Densities proportional to ``exp(-g(x))`` on [lower, upper], one per lane, upper may be infinite.
 
     `potential` returns g and its derivative, elementwise; g is convex. `points` are x1 <= x2 <= x3 within the bounds,
-    with a positive derivative at x3 where `upper` is infinite; they decide the speed, never the distribution.
+    with a positive derivative at x3 where `upper` is infinite; they affect the speed, never the distribution.
     """
 
     potential: Potential
@@ -36,21 +36,21 @@ class Target(NamedTuple):
 
 
 def in_lanes(*arrays: Array) -> list[Shaped[Array, "lanes"]]:
-    """Arrays of one shape, each as a single row that full vectors fill: ones stand in the lanes left over.
+    """Arrays of one shape, each flattened to a row of whole vectors; unused lanes at the end hold ones.
 
-    They should be cheap to find: compilers work them out one by one where they write the row.
+    They should be cheap to compute: compilers compute them one by one where they write the row.
     """
     spare = -arrays[0].size % _VECTOR
     return [jnp.pad(array.ravel(), (0, spare), constant_values=1) for array in arrays]
 
 
 def out_of_lanes(lanes: Shaped[Array, "lanes"], like: Array) -> Array:
-    """What :func:`in_lanes` made a row of."""
+    """The inverse of :func:`in_lanes`."""
     return lanes[: like.size].reshape(like.shape)
 
 
 class _Piece(NamedTuple):
-    """A tangent (its point, the potential and its slope there), where it is in use, and its share of the envelope."""
+    """A tangent (its point, the potential and its slope there), its interval, and its area under the envelope."""
 
     point: Array
     value: Array
@@ -123,9 +123,9 @@ def _uniforms(key: KeyArray, like: Array) -> Float[Array, "2 *lanes"]:
 
 
 def draw_log_concave(key: KeyArray, target: Target) -> Array:
-    """Exact draws, by rejection: one `while_loop` over all lanes, over after a handful of rounds.
+    """Exact draws, by rejection: one `while_loop` over all lanes, which ends after a handful of rounds.
 
-    A lane where g is not finite returns its last proposal, so that a caller sees the NaN instead of a hang.
+    A lane where g is NaN accepts its proposal, so that the caller sees the NaN and the loop ends.
     """
     pieces = _envelope(target)
 
@@ -148,11 +148,12 @@ def draw_log_concave(key: KeyArray, target: Target) -> Array:
 def move_log_concave(
     key: KeyArray, old: Array, target: Target, log_factor: Callable[[Array], Array] | None = None
 ) -> Array:
-    """One Metropolis step each from `old`, proposed from the envelope whatever `old` is (Tierney 1994).
+    """One Metropolis step for each lane, with proposals from the envelope, independent of `old` (Tierney 1994).
 
-    More than nine of ten proposals are taken, wherever the lane was, and no lane waits for another: on a device a loop
-    that ends with its slowest lane takes several rounds, and a turn to the host in each. `log_factor`, at most 0, is
-    added to -g; the envelope leaves it out. A proposal is taken where the ratio is NaN, so that a caller sees it.
+    More than nine in ten proposals are accepted, whatever `old` is, and no lane waits for another: on a device a
+    rejection loop takes several rounds, until its slowest lane is done, and waits for the host in each. `log_factor`,
+    at most 0, is added to -g; the envelope leaves it out. Where the ratio is NaN the proposal is accepted, so that the
+    caller sees it.
     """
     pieces = _envelope(target)
 

@@ -1,21 +1,21 @@
-"""A low-rank Gaussian seen through its observed coordinates, without cancellation and with d-sized work per draw.
+"""A low-rank Gaussian given some observed features, without cancellation and with work of size d per draw.
 
 y ~ N(mu, sigma2 (Phi diag(s) Phi' + I)) with s = alpha2 / sigma2, observed at O. Let G = Phi_O'Phi_O, r = y_O - mu_O,
 and eta0 any fixed coordinates, e0 = r - Phi_O eta0. The coordinates given y_O are Gaussian,
 
     eta | y_O ~ N( eta*, sigma2 V ),   V = (G + diag(1/s))^{-1} = a M^{-1} a,   M = I + a G a,   a = diag(sqrt(s)),
 
-and with v = eta0 - eta* the quadratic form is a sum of terms of its own size,
+and with v = eta0 - eta* the quadratic form is a sum of terms that are not larger than it in order of magnitude,
 
     r'(Phi_O diag(s) Phi_O' + I)^{-1} r = ||e0||^2 + 2 v'Phi_O'e0 + v'G v + eta*' diag(1/s) eta*,
 
-where ``||r||^2 - C'(..)C`` (Woodbury as usually written) subtracts two large ones. The form is stationary at eta*, so
-the rounding of eta* enters squared. M has eigenvalues of at least 1: its Cholesky factor always exists.
+where ``||r||^2 - C'(..)C`` (Woodbury as usually written) subtracts two large terms. The form is stationary at eta*, so
+the rounding error of eta* enters squared. M has eigenvalues of at least 1: its Cholesky factor always exists.
 
-On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the thread
-that asked. Two that do not depend on each other may run at once, block all threads of a small pool, and hang (seen with
-jaxlib 0.10.2 on 2 cores). So every function here is one chain of such calls, and callers must not put two chains
-beside each other; `tests/test_lapack_chain.py` holds that.
+On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the calling
+thread. Two calls that do not depend on each other may run at once, block all threads of a small pool, and deadlock
+(seen with jaxlib 0.10.2 on 2 cores). So every function here is one chain of dependent calls, and callers must not run
+two chains in parallel; `tests/test_lapack_chain.py` checks this.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ HIGHEST = lax.Precision.HIGHEST  # a GPU would otherwise multiply float32 matric
 
 
 class Observed(NamedTuple):
-    """What a partially observed row shows of one component; leading axes are batch axes.
+    """Statistics of a partially observed row at one component; leading axes are batch axes.
 
     `gram`: G. `cross`: Phi_O'r. `start`: eta0. `remainder`: Phi_O'e0. `residual`: ||e0||^2. `num_observed`: |O|.
     """
@@ -57,10 +57,10 @@ def observe(
     basis: Float[Array, "D d"],
     gram: Float[Array, "#b d d"] | None = None,
 ) -> Observed:
-    """Reduce partial rows to d-sized statistics at one component; `gram` is taken where it is known.
+    """Reduce partial rows to statistics of size d at one component; pass `gram` if it is already known.
 
-    `is_observed` holds ones and zeros, one row of them where all rows miss the same features: their products of the
-    basis are then taken once. `x` is finite, with anything at missing entries.
+    `is_observed` holds ones and zeros; it has a single row if all rows miss the same features, and the Gram matrix is
+    then computed once. `x` is finite, with arbitrary values at missing entries.
     """
     gram = masked_gram(is_observed, basis) if gram is None else gram
     return reduce_shown(
@@ -79,9 +79,9 @@ def reduce_shown(
     along: Callable[[Array], Array],
     back: Callable[[Array], Array],
 ) -> Observed:
-    """:func:`observe` of what rows show of their difference from the centre, with isotropic noise.
+    """:func:`observe` for the observed part of the rows' differences from the centre, with isotropic noise.
 
-    `along` multiplies such values by the basis as far as it is seen, (b, p) to (b, d), and `back` is its transpose.
+    `along` multiplies such values by the observed part of the basis, (b, p) to (b, d), and `back` is its transpose.
     """
     factor = _ridged_factor(gram)
     gram, factor = (jnp.broadcast_to(part, (shown.shape[0], *part.shape[1:])) for part in (gram, factor))
@@ -110,9 +110,9 @@ def masked_gram(mask: Float[Array, "b D"], basis: Float[Array, "D d"]) -> Float[
 
 
 def missing_root(is_missing: Float[Array, "b D"], basis: Float[Array, "D d"]) -> Float[Array, "b d d"]:
-    """A root L of the products over the missing features, ``L L' = Phi_M'Phi_M``.
+    """A root L of the Gram matrix over the missing features, ``L L' = Phi_M'Phi_M``.
 
-    With m missing features only the first min(m, d) columns are not zero, so that ``Phi_M'eps = L w`` where the norm
+    With m missing features only the first min(m, d) columns are nonzero. So ``Phi_M'eps = L w``, and the squared norm
     of eps splits into that of w, in min(m, d) dimensions, and an independent rest.
     """
     num_features, rank = basis.shape
@@ -155,7 +155,7 @@ def latent_given(observed: Observed, neg_log_u: Float[Array, "*batch d"]) -> Lat
 def latent_from(
     amplitude: Float[Array, "*batch d"], factor: Float[Array, "*batch d d"], cross: Float[Array, "*batch d"]
 ) -> Latent:
-    """:func:`latent_given` where the system is factored already."""
+    """:func:`latent_given` for a system that is already factored."""
     log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
     return Latent(amplitude * solve_factored(factor, amplitude * cross), log_det)
 

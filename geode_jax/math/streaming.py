@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 MEMORY_BUDGET = 256 * 2**20
-LARGEST_BLOCK = 64  # one size for a single row and for many: small enough to pad one row to
+LARGEST_BLOCK = 64  # a single row is padded to a whole block too, so blocks must be small
 
 
 def block_size(bytes_per_row: int, budget: int = MEMORY_BUDGET) -> int:
-    """Largest power of two of rows that fits the memory budget, between 1 and 64."""
+    """Largest power of two of rows that fits in the memory budget, between 1 and 64."""
     fitting = max(1.0, budget / max(bytes_per_row, 1))
     return int(min(LARGEST_BLOCK, 2 ** int(np.log2(fitting))))
 
@@ -25,8 +25,8 @@ def map_row_blocks(
 ) -> Any:
     """Apply `function` to blocks of rows (of `rows` and `more` alike) and concatenate along the first axis.
 
-    The last block is padded with copies of the last row and cut back, so that every call has the same shape and a
-    row's result is bitwise the same whatever rows stand beside it.
+    The last block is padded with copies of the last row and its result is cut back, so that every call has the same
+    shape and a row's result is bitwise the same whatever the other rows are.
     """
     n = rows.shape[0]
     size = block_size(bytes_per_row)

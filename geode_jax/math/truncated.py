@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from geode_jax._typing import Array, Float, KeyArray
 from geode_jax.math.log_concave import Target, draw_log_concave, move_log_concave
 
-# Shapes larger than the rate by more than this (in logs) are drawn as if they were larger by this, and rescaled: -log u
-# is then exponential with rate = shape to within one in 10^9. It keeps the squares inside float32: numbers below its
-# normal range take a processor ten times as long.
+# Where log shape exceeds log rate by more than this, it is lowered to this excess, and the draw is rescaled: -log u is
+# then exponential with rate = shape to within one part in 10^9. It keeps the squares in the normal range of float32:
+# arithmetic on smaller numbers takes ten times as long.
 _LARGEST_LOG_EXCESS = 21.0
 _LARGEST_LOG = 60.0
 
@@ -27,9 +27,9 @@ def draw_log_truncated_gamma(
 def move_log_truncated_gamma(
     key: KeyArray, old: Float[Array, "..."], log_shape: Float[Array, "..."], rate: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """Move ``log(-log u)`` so that the law of :func:`draw_log_truncated_gamma` stays; at any `old` most lanes are new.
+    """A Metropolis step that leaves the distribution of :func:`draw_log_truncated_gamma` invariant.
 
-    See :func:`geode_jax.math.log_concave.move_log_concave`.
+    Most lanes change, at any `old`: see :func:`geode_jax.math.log_concave.move_log_concave`.
     """
     target, offset, log_unit = _target(log_shape, rate)
     start = jnp.exp(jnp.minimum(old - log_unit, _LARGEST_LOG)) - offset
@@ -38,7 +38,7 @@ def move_log_truncated_gamma(
 
 
 def _target(log_shape: Float[Array, "..."], rate: Float[Array, "..."]) -> tuple[Target, Array, Array]:
-    """The law of y = t / unit - offset, for t = -log u; and the offset, and the log of the unit of t.
+    """The density of y = t / unit - offset, for t = -log u; the offset; and the log of the unit.
 
     In t the density is ``exp(-a t - b exp(-t))``, log-concave on [0, inf). With m = max(0, log(b / a)), y = t - m,
     c = min(a, b) and rho = max(a - b, 0) the potential is ``rho y + c (exp(-y) - 1 + y)``, free of cancellation.

@@ -1,9 +1,9 @@
-"""What rows with missing features show of the model's coordinates, with noise of any common shape.
+"""Rows with missing features in coordinates where the noise is isotropic, for any noise covariance shared by all nodes.
 
-Rows are ``x = R z`` with z in the model's own coordinates, where the noise is isotropic, and S = R R. With the Cholesky
-factor ``S_OO = L L'`` of the observed features and ``W = L^{-1}``, the shown coordinates ``W x_O`` are those of z along
-|O| orthonormal vectors, and the noise in them is isotropic again: at a node of centre R mu and basis R Phi they are a
-low-rank Gaussian as in :mod:`geode_jax.math.lowrank`, of basis ``W (R Phi)_O``. Where R is the identity, W selects.
+Rows are ``x = R z`` with z in model coordinates, where the noise is isotropic, and S = R R. With the Cholesky factor
+``S_OO = L L'`` of the observed features and ``W = L^{-1}``, the shown coordinates ``W x_O`` are those of z along |O|
+orthonormal vectors. So their noise is isotropic again: at a node of centre R mu and basis R Phi they are a low-rank
+Gaussian as in :mod:`geode_jax.math.lowrank`, of basis ``W (R Phi)_O``. Where R is the identity, W selects features.
 """
 
 from functools import partial
@@ -18,9 +18,9 @@ from geode_jax.math.lowrank import HIGHEST, Observed, observe, reduce_shown
 
 
 class Whitening(eqx.Module):
-    """The W of masks with at most P observed features: one for every row, or one for all.
+    """The matrix W of every mask, with at most P observed features: one mask per row, or one for all rows.
 
-    Places of `index` beyond a mask's features have zero rows and columns in `factor`, W. `log_det`: of S_OO. `root`: R.
+    Where `index` goes beyond a mask's features, `factor`, W, has zero rows and columns. `log_det`: of S_OO. `root`: R.
     """
 
     index: Int[Array, "#b P"]
@@ -29,7 +29,7 @@ class Whitening(eqx.Module):
     root: Float[Array, "D D"]
 
     def __call__(self, vectors: Float[Array, "#b D k"]) -> Float[Array, "#b P k"]:
-        """Columns over the features, for each row or for all, in the shown coordinates."""
+        """Map column vectors over the features, one set per row or one for all rows, to the shown coordinates."""
         size = max(self.index.shape[0], vectors.shape[0])
         index = jnp.broadcast_to(self.index, (size, self.index.shape[1]))
         vectors = jnp.broadcast_to(vectors, (size, *vectors.shape[1:]))
@@ -37,18 +37,18 @@ class Whitening(eqx.Module):
         return jnp.matmul(self.factor, taken, precision=HIGHEST)
 
     def told(self, features: Array | None) -> Float[Array, "#b P _"]:
-        """Y, by which noise w in the shown coordinates means noise ``Y'w`` in the `features` (None: all)."""
+        """Y such that, given noise w in the shown coordinates, the noise in the `features` (None: all) has mean Y'w."""
         columns = self.root if features is None else self.root[:, features]
         return self(jnp.matmul(self.root, columns, precision=HIGHEST)[None])
 
     def left_over(self, told: Float[Array, "#b P _"], features: Array | None) -> Float[Array, "#b _"]:
-        """Variance of the noise in the features that what is shown leaves, ``diag(S - Y'Y)``."""
+        """Variance of the noise in the features given the shown coordinates, ``diag(S - Y'Y)``."""
         columns = self.root if features is None else self.root[:, features]
         return jnp.maximum(jnp.sum(jnp.square(columns), axis=0) - jnp.sum(jnp.square(told), axis=1), 0.0)
 
 
 class Seen(eqx.Module):
-    """Rows, with anything at missing features, and masks of the observed ones, one mask where all miss the same.
+    """Rows, with arbitrary values at missing features, and masks of the observed ones; one mask if all miss the same.
 
     `whitening` is None where the noise of different features is independent.
     """
@@ -58,7 +58,7 @@ class Seen(eqx.Module):
     whitening: Whitening | None
 
     def statistics(self, centre: Float[Array, "D"], basis: Float[Array, "D d"]) -> Observed:
-        """What the rows show of one component, `centre` and `basis` being those of x."""
+        """Statistics of the rows at one component, with `centre` and `basis` in the coordinates of x."""
         if self.whitening is None:
             return observe(self.x, self.mask, centre, basis)
         along = self.whitening(basis[None])
@@ -80,7 +80,7 @@ class Seen(eqx.Module):
 
 @partial(jax.jit, static_argnames="num_seen")
 def see(x: Float[Array, "b D"], mask: Float[Array, "#b D"], root: Float[Array, "D D"] | None, *, num_seen: int) -> Seen:
-    """Reduce masks of at most `num_seen` observed features; x is finite, with anything at missing ones."""
+    """Prepare rows whose masks have at most `num_seen` observed features; x is finite, arbitrary at missing ones."""
     if root is None:
         return Seen(x, mask, None)
     shown, index = lax.top_k(mask, num_seen)

@@ -1,8 +1,8 @@
-"""Statistics of rows at a few nodes each, where those at all nodes are too many to hold or to read in every sweep.
+"""Statistics of rows at a few nodes each, where those at all nodes are too many to store or to read in every sweep.
 
-A sweep wants all rows of a node side by side, as one matrix product, and then all nodes of a row. So the pairs of a row
-and a node stand in the order of the nodes, in blocks of one node each, and every row knows the places of its pairs: one
-gather of n M scores, where parameters gathered to every pair would be n M d numbers.
+A sweep needs all rows of a node together, for one matrix product, and then all nodes of a row. So the (row, node) pairs
+are sorted by node, in blocks of one node each, and every row stores the positions of its pairs. A sweep then gathers
+n M scores; to gather parameters to every pair would be n M d numbers.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -21,11 +21,11 @@ BLOCK = 32
 
 
 class CandidateStatistics(eqx.Module):
-    """Sufficient statistics of n rows at M candidate nodes each; the rest of the tree has no chance to hold them.
+    """Sufficient statistics of n rows at M candidate nodes each; a row cannot be at any other node.
 
     `residual`, `squared`: of P pairs in each of R shards of rows, as (E, Z2) in :class:`Statistics`. `block_node`: the
     node of a block of pairs, K where it is empty. `node`: candidates, ascending; K at places without a row or node.
-    `position`: where in its shard a pair stands. `num_rows`: places beyond it hold no rows.
+    `position`: the position of a pair in its shard. `num_rows`: places beyond it hold no rows.
     """
 
     residual: Float[Array, "*batch R P"]
@@ -54,21 +54,21 @@ class CandidateStatistics(eqx.Module):
         return self._pick(scores.reshape(self.residual.shape), self.position)
 
     def of_nodes(self, table: Shaped[Array, "K"]) -> Shaped[Array, "M n"]:
-        """A number per node where the scores have it; anything where there is no candidate."""
+        """A value per node, in the shape of the scores; undefined where there is no candidate."""
         return jnp.take(table, self.node, mode="clip")
 
     def node_at(self, slot: Int[Array, "n"]) -> Int[Array, "n"]:
-        """The node of a place along the scores' first axis."""
+        """The node at a position along the first axis of the scores."""
         return jnp.take_along_axis(self.node, slot[None], axis=0)[0]
 
     def at(self, node: Int[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n d"]]:
-        """(E, Z2) of every row at one of its candidates; anything at node K."""
+        """(E, Z2) of every row at one of its candidates; undefined where `node` is K."""
         slot = jnp.argmax(self.node == node, axis=0)
         place = jnp.take_along_axis(self.position, slot[None], axis=0)
         return self._pick(self.residual, place)[0], self._pick(self.squared, place)[0]
 
     def _pick(self, values: Shaped[Array, "R P *rest"], place: Int[Array, "m n"]) -> Shaped[Array, "m n *rest"]:
-        """Values of pairs at every row's places, each shard of rows among its own pairs."""
+        """Gather the values of pairs at the given positions of every row; positions are within the row's shard."""
         by_shard = place.reshape(place.shape[0], values.shape[0], -1)
         found = jax.vmap(lambda own, at: own[at], in_axes=(0, 1), out_axes=1)(values, by_shard)
         return found.reshape(*place.shape, *values.shape[2:])
@@ -78,7 +78,7 @@ AnyStatistics: TypeAlias = Statistics | CandidateStatistics
 
 
 class Probe(eqx.Module):
-    """Statistics of a few rows at all nodes, to see what the candidates leave out; axes as in :class:`Statistics`."""
+    """Statistics of a few rows at all nodes, to measure what candidates leave out; axes as in :class:`Statistics`."""
 
     residual: Float[Array, "*batch K p"]
     squared: Float[Array, "*batch K p d"]
@@ -86,7 +86,7 @@ class Probe(eqx.Module):
 
 
 class _Layout(NamedTuple):
-    """Where pairs stand: `row` (R, P), -1 at empty places, `block_node` (R, B) and `position` (M, n)."""
+    """Where pairs are stored: `row` (R, P), -1 at empty positions, `block_node` (R, B) and `position` (M, n)."""
 
     row: np.ndarray
     block_node: np.ndarray
@@ -94,14 +94,15 @@ class _Layout(NamedTuple):
 
 
 def lay_out(node: np.ndarray, num_nodes: int, num_shards: int) -> _Layout:
-    """Places of the pairs of `node`, (M, n), of which those with node K are none; of one shape for any nodes."""
+    """Positions of the pairs of `node`, (M, n), where K means no pair; shapes depend on sizes only, not on nodes."""
     width, num_rows = node.shape
     size = num_rows // num_shards
-    # a block more per node than full ones, and an empty one at the end
+    # per node one block beyond the full ones, and an empty block at the end
     num_blocks = -(-width * size // BLOCK) + num_nodes + 1
     row = np.full((num_shards, num_blocks * BLOCK), -1, np.int32)
     block_node = np.full((num_shards, num_blocks), num_nodes, np.int32)
-    # a row has one candidate at least; places without a row score anything, empty ones of a row nothing
+    # Every row has at least one candidate. Its unused candidates point at the last, empty block, and so score -inf.
+    # Places without a row point at position 0; their scores are not used.
     position = np.where((node == num_nodes) & (node[0] < num_nodes), num_blocks * BLOCK - 1, 0).astype(np.int32)
     for shard in range(num_shards):
         inside = slice(shard * size, (shard + 1) * size)
@@ -110,7 +111,7 @@ def lay_out(node: np.ndarray, num_nodes: int, num_shards: int) -> _Layout:
         blocks = -(-count // BLOCK)
         start = np.cumsum(blocks) - blocks
         block_node[shard, : blocks.sum()] = np.repeat(np.arange(num_nodes), blocks)
-        # pairs by their nodes, those without one last and left out; as few and as short numbers as there can be
+        # pairs sorted by node, without the entries that are no pair; int32 to save memory
         slot, member = np.divmod(np.argsort(flat, kind="stable")[: count.sum()].astype(np.int32), np.int32(size))
         place = np.arange(member.size, dtype=np.int32)
         place += np.repeat((start * BLOCK - np.cumsum(count) + count).astype(np.int32), count)

@@ -1,4 +1,4 @@
-"""Where NumPy's stage one becomes JAX's stage two: the frozen dictionary."""
+"""The frozen dictionary: what stage one, in NumPy, hands to stage two, in JAX."""
 
 import equinox as eqx
 import jax
@@ -39,7 +39,7 @@ class Dictionary(eqx.Module):
 
 @jax.jit
 def coloured(dictionary: Dictionary, root: Float[Array, "D D"] | None) -> Dictionary:
-    """Centres ``R mu`` and bases ``R Phi`` of the features, for a dictionary of the coordinates ``R^{-1} x``."""
+    """A dictionary of the coordinates ``R^{-1} x`` mapped to those of x: centres ``R mu`` and bases ``R Phi``."""
     if root is None:
         return dictionary
     centres = jnp.matmul(dictionary.centres, root, precision=HIGHEST)

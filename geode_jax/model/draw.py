@@ -1,4 +1,4 @@
-"""What is kept of a chain."""
+"""What is stored of a chain: its draws, and tallies of the rank adaptation."""
 
 import equinox as eqx
 
@@ -6,7 +6,7 @@ from geode_jax._typing import Array, Bool, Float, Int
 
 
 class Draw(eqx.Module):
-    """What is kept of one sweep; never anything of size n."""
+    """What is stored of one sweep; nothing in it has size n."""
 
     neg_log_u: Float[Array, "*batch K d"]
     tau: Float[Array, "*batch K d"]
@@ -22,8 +22,8 @@ class Draw(eqx.Module):
 class Adaptation(eqx.Module):
     """Tallies over the adaptation steps of a chain, for the paper's inclusion probabilities.
 
-    `included`: sum over steps of the share of rows that are at node k while its direction m passes the removal test.
-    `steps`: how many there were.
+    `included`: sum, over the steps at which direction m of node k passed the removal test, of the node's share of rows.
+    `steps`: the number of adaptation steps.
     """
 
     included: Float[Array, "*batch K d"]

@@ -9,9 +9,9 @@ from typing import Any
 class Decision:
     """One choice of stage one.
 
-    `about`: what was to be chosen. `taken`: what was. `why`: the reason, in words. `gain`: how much better rows that
-    were held out are described by what was tried than without it, in nats per row, and `error`: its standard error;
-    None where nothing was tried.
+    `about`: what was to be chosen. `taken`: what was chosen. `why`: the reason, in words. `gain`: by how much the
+    alternative that was tried raises the log density of held-out rows, in nats per row; `error`: its standard error.
+    Both are None where nothing was tried.
     """
 
     about: str
@@ -31,8 +31,8 @@ class Found:
     """What stage one found where :class:`geode_jax.DictionarySettings` left it open.
 
     `rank`: directions per node. `span_rank`: directions of the span shared by all nodes; None without one.
-    `num_candidates`: nodes of a tree that a complete row may belong to. `decisions`: what was chosen, and why; none in
-    files of the first format.
+    `num_candidates`: nodes of a tree that a complete row may belong to. `decisions`: what was chosen, and why; empty
+    for files of the first format.
     """
 
     rank: int
@@ -41,7 +41,7 @@ class Found:
     decisions: tuple[Decision, ...] = ()
 
     def to_header(self) -> dict[str, Any]:
-        """For the header of a file."""
+        """As a dictionary for the header of a file."""
         return dataclasses.asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The single statement of the joint distribution; every block of the sampler is tested against it.
+"""The joint distribution, stated once; every block of the sampler is tested against it.
 
     z_i ~ pi                       pi_k: stop S_k at node k times the path of (1 - S), R and 1 - R down to it
     x_i | z_i = k  ~  N( mu_k, Phi_k diag(alpha2_k) Phi_k' + sigma2_{s(k)} I )
@@ -80,9 +80,9 @@ def log_prior_noise(state: State, prior: Prior) -> Float[Array, ""]:
 
 
 def log_joint(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: Count) -> Float[Array, ""]:
-    """Log p(x, z, S, R, u, tau, 1/sigma2, a_S) in model coordinates, up to nothing: every normaliser is included.
+    """Log p(x, z, S, R, u, tau, 1/sigma2, a_S) in model coordinates, with every normaliser.
 
-    Rows with missing features count as completed, by the statistics that were drawn for them.
+    Rows with missing features count as complete rows, with the statistics that were drawn for them.
     """
     return (
         log_likelihood(state, sums, tree, num_features)
@@ -136,8 +136,8 @@ def sample_log_stop_concentration(key: KeyArray, prior: Prior, dtype: DTypeLike)
 
 
 def logit_beta(key: KeyArray, a: Array, b: Array) -> Array:
-    """Draw the logit of a Beta(a, b) variable: exact however close to 0 or 1 it lies."""
-    # both gammas at once: a call of its own for each takes as long to compile
+    """Draw the logit of a Beta(a, b) variable; precise however close the variable is to 0 or 1."""
+    # both gammas in one call: two calls would take twice as long to compile
     log_a, log_b = jax.random.loggamma(key, jnp.stack([a, b]), dtype=a.dtype)
     return log_a - log_b
 

@@ -1,4 +1,4 @@
-"""The parameters of one chain, and the node sums of the rows through which they see the data."""
+"""The parameters of one chain, and the sums over each node's rows through which they depend on the data."""
 
 import math
 
@@ -14,9 +14,9 @@ from geode_jax.model.tree import Tree
 
 
 class PartialState(eqx.Module):
-    """What the chain holds of rows with missing features: their nodes, and their drawn statistics there.
+    """The chain's state for rows with missing features: their nodes, and the statistics drawn for them there.
 
-    Rows stand in G groups of B, of which a sweep draws one anew, number `turn`. Places without a row have node K.
+    Rows are in G groups of B places; each sweep redraws one group, number `turn`. Places without a row have node K.
     """
 
     node: Int[Array, "G B"]
@@ -26,15 +26,15 @@ class PartialState(eqx.Module):
 
 
 class State(eqx.Module):
-    """Parameters of the model, each in the coordinates that keep its digits.
+    """Parameters of the model, each on a scale that keeps its precision.
 
-    `node`: membership z of the complete rows; places without a row have node K. `partial`: that of rows with missing
-    features, None without such rows.
-    `logit_stop`, `logit_right`: of S and R; logit S is +inf at leaves and absent nodes. `log_neg_log_u`: log(-log u);
-    -log u = log(1 + alpha2 / sigma2) is of order 1/delta, below the range of float32 for later directions, while delta
-    * -log u stays of order one. `tau_excess`: tau - 1. `log_stop_concentration`: log a_S, a constant unless it has a
-    prior. `is_active`: directions not removed; a removed one has u = 1 and keeps its last values for its return.
-    `log_ratio`: log of the share of the node's largest variance that a direction had when it was removed.
+    `node`: membership z of the complete rows; places without a row have node K. `partial`: the state of rows with
+    missing features, None without such rows.
+    `logit_stop`, `logit_right`: logits of S and R; logit S is +inf at leaves and absent nodes. `log_neg_log_u`:
+    log(-log u); -log u = log(1 + alpha2 / sigma2) is of order 1/delta, below the range of float32 for later directions,
+    while delta * -log u stays of order one. `tau_excess`: tau - 1. `log_stop_concentration`: log a_S, constant unless
+    it has a prior. `is_active`: directions that are not removed; a removed one has u = 1 and keeps its last values in
+    case it returns. `log_ratio`: log of a direction's variance over the node's largest, when it was removed.
     """
 
     node: Int[Array, "n"]
@@ -65,9 +65,9 @@ class State(eqx.Module):
 
 
 def running_sum(values: Float[Array, "K d"]) -> Float[Array, "K d"]:
-    """Sums of finite numbers along the last axis up to each place, as a product with a triangle of ones.
+    """Cumulative sum of finite numbers along the last axis, as a product with a triangular matrix of ones.
 
-    Compilers fuse a cumulative sum into what uses it, and work it out again for every use: u took four times as long.
+    The compiler fuses ``jnp.cumsum`` into each of its uses and computes it again for each: u took four times as long.
     """
     size = values.shape[-1]
     return jnp.matmul(values, jnp.triu(jnp.ones((size, size), values.dtype)), precision=HIGHEST)
@@ -82,13 +82,13 @@ class NodeSums(eqx.Module):
 
 
 def node_sums(state: State, statistics: AnyStatistics) -> NodeSums:
-    """Sums over all rows at the nodes that hold them; `statistics` are those of the complete rows."""
+    """Sums over the rows at each node; `statistics` are those of the complete rows."""
     num_nodes = state.logit_stop.shape[0]
-    # gather each row's statistics at its node and add them up: no one-hot products
+    # gather each row's statistics at its node and sum by segment: no one-hot products
     sums = _sums(state.node, *statistics.at(state.node), num_nodes)
     if state.partial is None:
         return sums
-    # places first: groups are not spread over devices, places may be
+    # the axis of places comes first: it may be sharded over devices, that of groups is not
     node, residual, squared = (
         jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
         for leaf in (state.partial.node, state.partial.residual, state.partial.squared)
@@ -97,7 +97,7 @@ def node_sums(state: State, statistics: AnyStatistics) -> NodeSums:
 
 
 def _sums(node: Array, residual: Array, squared: Array, num_nodes: int) -> NodeSums:
-    """Rows at node K are dropped. Blocks of rows are summed apart, so that devices can each take theirs."""
+    """Sums by node, without rows at node K. Blocks of rows are summed separately, so that devices can sum their own."""
     num_blocks = math.gcd(node.shape[0], ROW_BLOCKS)
 
     def total(values: Array) -> Array:
@@ -117,6 +117,6 @@ def log_normal_constants(
 
 
 def half_count_and_rate(state: State, sums: NodeSums, tree: Tree) -> tuple[Float[Array, "K"], Float[Array, "K d"]]:
-    """``n / 2`` of every node and ``1 + sum Z2 / (2 sigma2)``: what u is told by its node's rows."""
+    """``n / 2`` of every node and ``1 + sum Z2 / (2 sigma2)``: the likelihood's part of u's shape, and u's rate."""
     half_precision = 0.5 * jnp.exp(-state.log_sigma2)[tree.scale]
     return 0.5 * sums.count, 1.0 + half_precision[:, None] * sums.squared

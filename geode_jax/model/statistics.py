@@ -1,8 +1,8 @@
-"""What the sampler knows of a row: its squared distances to every node's subspace, and along it.
+"""What the sampler needs of a row: its squared distance to every node's subspace, and its squared coordinates in it.
 
     E_ik = || (I - Phi_k Phi_k') (x_i - mu_k) ||^2      Z2_ikm = ( Phi_k' (x_i - mu_k) )_m^2
 
-E is the norm of the residual itself, not a difference of norms, so that float32 loses nothing (design, section 1).
+E is the norm of the residual itself, not a difference of norms, so that float32 loses no digits (notebooks/model.md).
 """
 
 import equinox as eqx
@@ -15,15 +15,15 @@ from geode_jax.math.lowrank import HIGHEST, Observed
 from geode_jax.math.whitening import Seen
 from geode_jax.model.dictionary import Dictionary
 
-# Rows may be spread over any number of devices that divides this one.
+# Rows can be sharded over any number of devices that divides this number.
 ROW_BLOCKS = 16
 
 
 class Statistics(eqx.Module):
     """Sufficient statistics of n rows at K nodes, nodes first: the sweep contracts over the last axis.
 
-    Only the first `num_rows` places hold rows: data of nearly the same size share their compiled programs, and classes
-    of different size one kernel.
+    Only the first `num_rows` places hold rows, the others are padding: so data of nearly the same size share compiled
+    programs, and classes of different size are sampled by one program.
     """
 
     residual: Float[Array, "*batch K n"]
@@ -43,21 +43,21 @@ class Statistics(eqx.Module):
         return constant[:, None] - half_precision[:, None] * (self.residual + along)
 
     def of_nodes(self, table: Shaped[Array, "K"]) -> Shaped[Array, "K #n"]:
-        """A number per node where the scores have it."""
+        """A value per node, in a shape that broadcasts with the scores."""
         return table[:, None]
 
     def node_at(self, slot: Int[Array, "n"]) -> Int[Array, "n"]:
-        """The node of a place along the scores' first axis."""
+        """The node at a position along the first axis of the scores."""
         return slot
 
     def at(self, node: Int[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n d"]]:
-        """(E, Z2) of every row at a node of its own; anything at node K."""
+        """(E, Z2) of every row at its node; undefined where that is K."""
         residual = jnp.take_along_axis(self.residual, node[None], axis=0, mode="clip")[0]
         return residual, jnp.take_along_axis(self.squared, node[None, :, None], axis=0, mode="clip")[0]
 
 
 def padded_size(num_rows: int) -> int:
-    """Places for so many rows: at most 16 more, or 1/16 more."""
+    """Number of places for `num_rows` rows: rounded up by less than 16 or 1/16 of it, whichever is larger."""
     step = max(ROW_BLOCKS, 2 ** (num_rows.bit_length() - 5))
     return -(-num_rows // step) * step
 
@@ -82,7 +82,7 @@ def statistics_of(dictionary: Dictionary, x: Float[Array, "n D"]) -> Statistics:
 def project_all(
     centres: Float[Array, "K D"], bases: Float[Array, "K D d"], x: Float[Array, "n D"]
 ) -> tuple[Float[Array, "K n"], Float[Array, "K n d"]]:
-    """(E, Z2) of rows at all nodes, one node after the other to bound the memory."""
+    """(E, Z2) of rows at all nodes, computed one node at a time to bound memory."""
 
     def at_node(node: tuple[Array, Array]) -> tuple[Array, Array]:
         residual, coordinates = project(x, *node)
@@ -92,13 +92,13 @@ def project_all(
 
 
 def observed_statistics_of(dictionary: Dictionary, seen: Seen) -> Observed:
-    """Statistics of partial rows at every node, batch axes (b, K); one mask may serve all rows."""
+    """Statistics of partial rows at every node, batch axes (b, K); the rows may share one mask."""
     by_node = lax.map(lambda node: seen.statistics(*node), (dictionary.centres, dictionary.bases))
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
 
 
 def observed_statistics_at(dictionary: Dictionary, seen: Seen, node: Int[Array, "b M"]) -> Observed:
-    """Statistics of partial rows, each with its mask, at some nodes of every row; batch axes (b, M)."""
+    """Statistics of partial rows, each with its own mask, at M given nodes of each row; batch axes (b, M)."""
 
     def of_row(row: Array, centre: Array, basis: Array) -> Observed:
         return jax.tree.map(lambda leaf: leaf[0], seen.rows(row[None]).statistics(centre, basis))

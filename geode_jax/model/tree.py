@@ -9,9 +9,9 @@ from geode_jax._typing import Array, Bool, Float
 
 
 class Tree(eqx.Module):
-    """A complete binary tree of `depth` in heap order; nodes the data do not support are masked.
+    """A complete binary tree of `depth` in heap order; nodes without a cell are absent (masked).
 
-    Node k has children ``2k + 1`` (left) and ``2k + 2`` (right) and stands at scale ``floor(log2(k + 1))``.
+    Node k has children ``2k + 1`` (left) and ``2k + 2`` (right) and is at scale ``floor(log2(k + 1))``.
     """
 
     is_present: Bool[Array, "K"]
@@ -25,7 +25,7 @@ class Tree(eqx.Module):
 
     @property
     def num_scales(self) -> int:
-        """Scales, the root's included."""
+        """Number of scales, the root's included."""
         return self.depth + 1
 
     @property
@@ -43,7 +43,7 @@ class Tree(eqx.Module):
         return jax.ops.segment_sum(values, self.scale, self.num_scales, indices_are_sorted=True)
 
     def log_sum_over_scales(self, log_values: Float[Array, "K"]) -> Float[Array, "S"]:
-        """Log of the sum over the nodes of each scale, from logarithms; -inf where every node is."""
+        """Log-sum-exp over the nodes of each scale; -inf where all values are."""
         largest = jax.ops.segment_max(log_values, self.scale, self.num_scales, indices_are_sorted=True)
         safe = jnp.where(jnp.isfinite(largest), largest, 0.0)
         return safe + jnp.log(self.sum_over_scales(jnp.exp(log_values - safe[self.scale])))
@@ -63,7 +63,7 @@ class Tree(eqx.Module):
         return jnp.concatenate([values[2::2], jnp.zeros(2**self.depth, values.dtype)])
 
     def log_weights(self, logit_stop: Float[Array, "K"], logit_right: Float[Array, "K"]) -> Float[Array, "K"]:
-        """Log of pi (paper eq. 3): stop at a node times the path down to it; -inf at absent nodes.
+        """Log of pi (paper eq. 3): P(stop at the node) times P(path down to it); -inf at absent nodes.
 
         `logit_stop` is +inf at leaves and absent nodes, which stops every path there.
         """
@@ -92,6 +92,6 @@ def tree_from_mask(is_present: np.ndarray) -> Tree:
 
 
 def trees_from_masks(is_present: np.ndarray) -> Tree:
-    """Trees of the present nodes, (F, K), as one with a leading axis F."""
+    """The trees of several masks, (F, K), as one `Tree` with a leading axis F on its arrays."""
     trees = [tree_from_mask(mask) for mask in is_present]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

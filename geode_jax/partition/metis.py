@@ -1,9 +1,9 @@
 """The nested binary partition of the rows by METIS.
 
-METIS balances at any price: components of 500 and 5500 rows are cut 3000 to 3000. So a cell whose graph falls into
-components is split along them, and METIS cuts connected cells only, one call per cell. (One recursive call for the
-whole tree takes 0.11 s against 0.18 s at 60,000 rows and depth 4, both far below the cost of the graph, but it cuts
-components: `python -m benchmarks.partition_calls` shows both.)
+METIS balances whatever that cuts: components of 500 and 5500 rows are cut 3000 to 3000. So a cell whose graph is not
+connected is split between components, and METIS cuts connected cells only, one call per cell. (One recursive call for
+the whole tree takes 0.11 s against 0.18 s at 60,000 rows and depth 4, both far below the cost of the graph, but it cuts
+through components: `python -m benchmarks.partition_calls` shows both.)
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from geode_jax.rows.view import Rows
 
 
 class TreeOptions(NamedTuple):
-    """How a tree is grown: neighbours per row in the graph, scales below the root, and rows of the smallest cell."""
+    """How a tree is grown: neighbours per row in the graph, scales below the root, and least rows per cell."""
 
     num_neighbors: int
     depth: int
@@ -47,19 +47,19 @@ class Partition(NamedTuple):
         return np.array([cell is not None for cell in self.cells])
 
     def nodes_at(self, scale: int) -> list[int]:
-        """Nodes that cover the rows at `scale`: present ones there, and leaves above it."""
+        """Nodes that partition the rows at `scale`: present nodes at that scale, and leaves above it."""
         last = 2 ** (scale + 1) - 1
         present = self.is_present
         return [k for k in range(last) if present[k] and (2 * k + 1 >= last or not present[2 * k + 1])]
 
 
 def default_depth(num_rows: int, min_cell_size: int) -> int:
-    """Scales until a balanced tree's cells reach `min_cell_size`, at most 7."""
+    """Scales below the root at which a balanced tree's cells reach `min_cell_size`, at most 7."""
     return int(np.clip(np.floor(np.log2(max(num_rows / min_cell_size, 1.0))), 0, 7))
 
 
 def partition_rows(x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_size: int, seed: int) -> Partition:
-    """Split the rows of `x` (n, D) down to `depth`; a cell that cannot be split into two useful ones is a leaf."""
+    """Split the rows of `x` (n, D) down to `depth`; a cell is a leaf if a child would be below `min_cell_size`."""
     cells: list[np.ndarray | None] = [None] * (2 ** (depth + 1) - 1)
     cells[0] = np.arange(x.shape[0])
     for node in range(2**depth - 1):
@@ -73,10 +73,10 @@ def partition_rows(x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_
 
 
 def route_rows(x: Rows, partition: Partition, known: np.ndarray, min_cell_size: int) -> Partition:
-    """The partition of all rows of `x` (n, D), from one of its rows `known`, ascending.
+    """Extend a partition of the rows `known` (ascending indices) to all rows of `x` (n, D).
 
-    Those keep their cells; the others go to the child whose centre is nearer, from the root down. A cell one of whose
-    children would have fewer than `min_cell_size` rows is a leaf.
+    The known rows keep their cells; the others go to the child whose centre is nearer, from the root down. A cell is a
+    leaf if a child would have fewer than `min_cell_size` rows.
     """
     cells: list[np.ndarray | None] = [None] * len(partition.cells)
     cells[0] = np.arange(x.shape[0])
@@ -96,7 +96,7 @@ def route_rows(x: Rows, partition: Partition, known: np.ndarray, min_cell_size: 
 
 
 def _split(x: np.ndarray, graph: sparse.csr_array, rows: np.ndarray, min_cell_size: int, seed: int) -> np.ndarray:
-    """Mask of the rows that go right, (rows.size,); all on one side where no split was found."""
+    """Mask of the rows that go right, (rows.size,); all rows may be on one side."""
     part = graph[rows][:, rows]
     num_components, component = csgraph.connected_components(part, directed=False)
     if num_components > 1:
@@ -115,7 +115,7 @@ def _split(x: np.ndarray, graph: sparse.csr_array, rows: np.ndarray, min_cell_si
 
 
 def _split_components(x: np.ndarray, component: np.ndarray, num_components: int) -> np.ndarray:
-    """Two groups of whole components, near ones together and as even as that allows.
+    """Split whole components into two sets, keeping near ones together, with sizes as even as that allows.
 
     The components' centres are put in order along their first principal direction (weighted by size), and the order
     is cut where the sizes are most even.

@@ -5,8 +5,8 @@ from scipy import sparse
 from sklearn.neighbors import NearestNeighbors
 
 # scikit-learn's exact search: 20,000 rows of 784 features take 6 s on 2 cores and the cost grows as n^2 D, while
-# pynndescent pays about 45 s of numba compilation once per process and then grows almost linearly: they meet near
-# 40,000 rows. In few dimensions a k-d tree stays exact and cheap at any n.
+# pynndescent pays about 45 s of numba compilation once per process and then grows almost linearly: they take equally
+# long near 40,000 rows. In few dimensions a k-d tree is exact and cheap at any n.
 EXACT_MAX_ROWS = 40_000
 EXACT_MAX_FEATURES = 8
 
@@ -28,8 +28,8 @@ def nearest_neighbours(x: np.ndarray, num_neighbors: int, seed: int) -> np.ndarr
     else:
         search = NearestNeighbors(n_neighbors=min(num_neighbors + 1, n)).fit(x)
         neighbours = search.kneighbors(x, return_distance=False)
-    # A row is usually its own first neighbour, but not where it has duplicates: drop itself wherever it stands, else
-    # the farthest.
+    # A row is usually its own first neighbour, but not where it has duplicates: drop the row itself wherever it
+    # appears, else its farthest neighbour.
     is_self = neighbours == np.arange(n)[:, None]
     is_self[~is_self.any(axis=1), -1] = True
     return neighbours[~is_self].reshape(n, -1)

@@ -1,4 +1,4 @@
-"""Rows and columns a few at a time: what is computed from them, often in float64, stays small beside the data."""
+"""Rows and columns in blocks: temporary arrays, often in float64, stay small compared with the data."""
 
 from collections.abc import Iterator
 
@@ -7,6 +7,6 @@ BLOCK_NUMBERS = 2**18
 
 
 def slices(length: int, width: int) -> Iterator[slice]:
-    """Slices that cover `length` rows (or columns) of `width` numbers: at most `BLOCK_NUMBERS` each, or one row."""
+    """Slices that cover `length` rows (or columns) of `width` numbers: at most `BLOCK_NUMBERS` numbers, or one row."""
     size = max(1, BLOCK_NUMBERS // max(1, width))
     return (slice(start, min(start + size, length)) for start in range(0, length, size))

@@ -1,6 +1,6 @@
-"""Folds of the rows: which rows a dictionary learns from, and which it is judged by.
+"""Folds of the rows: which rows a dictionary is learned from, and on which it is judged.
 
-A *holdout* is the set of folds that a dictionary does not see: none, one, or two.
+A *holdout* is the set of folds that a dictionary is not learned from: none, one, or two.
 """
 
 from typing import TypeAlias
@@ -11,14 +11,14 @@ Holdout: TypeAlias = tuple[int, ...]
 
 
 def assign_folds(num_rows: int, num_folds: int, rng: np.random.Generator) -> np.ndarray:
-    """One balanced fold per row, (n,)."""
+    """The fold of every row, (n,); folds have equal sizes up to one row."""
     return rng.permutation(np.arange(num_rows) % min(num_folds, num_rows))
 
 
 def judging_folds(folds: np.ndarray, enough: int) -> np.ndarray:
-    """As many of the folds as have `enough` rows, (n,); rows of the others are in none, -1.
+    """The first folds that together have `enough` rows, (n,); rows of the other folds get -1.
 
-    For choices, which need not be judged by all rows: no dictionary has to leave the others out.
+    For choices, which need not be judged on all rows: no dictionary then has to be learned without the other folds.
     """
     sizes = np.cumsum(np.bincount(folds))
     num_used = 1 + int(np.searchsorted(sizes, min(enough, sizes[-1])))
@@ -26,10 +26,10 @@ def judging_folds(folds: np.ndarray, enough: int) -> np.ndarray:
 
 
 def each_fold(folds: np.ndarray | None) -> list[Holdout]:
-    """Nothing held out, and each fold alone."""
+    """The holdouts of a fit: no fold, and each fold alone."""
     return [()] if folds is None else [(), *((fold,) for fold in range(int(folds.max()) + 1))]
 
 
 def kept_rows(rows: np.ndarray, folds: np.ndarray | None, holdouts: list[Holdout]) -> list[np.ndarray]:
-    """Mask of the `rows` that stay under each holdout, (rows.size,)."""
+    """For each holdout, the mask of the `rows` that are not held out, (rows.size,)."""
     return [np.ones(rows.size, dtype=bool) if folds is None else ~np.isin(folds[rows], out) for out in holdouts]

@@ -1,4 +1,4 @@
-"""One shift and one scalar scale, so that the prior means the same in any unit."""
+"""Model coordinates: data shifted and scaled, so that the prior means the same in any unit."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Frame(NamedTuple):
 def learn_frame(data: np.ndarray) -> Frame:
     """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
 
-    Every column needs one. Raises ValueError where all rows are equal: there is no spread to set a unit by.
+    Every column needs an observed entry. Raises ValueError if all rows are equal: there is no spread to set a unit by.
     """
     total, count, magnitude = np.zeros(data.shape[1]), np.zeros(data.shape[1]), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -39,7 +39,7 @@ def learn_frame(data: np.ndarray) -> Frame:
             magnitude = max(magnitude, float(np.abs(block).max(where=seen, initial=0.0)))
         shift = total / count
         largest = max(float(np.nanmax(np.abs(block - shift), initial=0.0)) for block in _blocks(data))
-    # Rounding of the mean leaves deviations of a few ulp in data without any spread.
+    # Rounding of the mean leaves deviations of a few ulp even where all rows are equal.
     noise_floor = 8 * np.finfo(data.dtype).eps * magnitude
     if not np.isfinite(largest):
         raise ValueError("X: expected a finite spread, but deviations from the column means overflow")
@@ -50,9 +50,9 @@ def learn_frame(data: np.ndarray) -> Frame:
 
 
 def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
-    """Coordinates of the model, (n, D), NaN where the data are.
+    """The data in model coordinates, (n, D); NaN stays NaN.
 
-    The subtraction is in float64, so that a far-off origin costs no digits.
+    The subtraction is in float64, so that data far from the origin lose no digits.
     """
     x = np.empty(data.shape, dtype)
     inverse = frame.inverse_root
@@ -63,7 +63,7 @@ def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
 
 
 def view_in_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> View:
-    """:func:`to_model` of the rows that are asked for, where they are; of a frame without a root."""
+    """:func:`to_model` as a view, which converts rows when they are indexed; only for frames without a root."""
     assert frame.root is None
     return View(data, frame.scale, frame.shift, dtype)
 

@@ -1,7 +1,7 @@
-"""Rows that are far fewer than their features, in coordinates of the space that they span.
+"""Coordinates in the row space, for data with far fewer rows than features.
 
-Everything stage one learns from complete rows and asks of them, distances and directions, lies in that space: with n
-rows in R^D it costs n coordinates instead of D, after one QR decomposition.
+All that stage one needs from complete rows, distances and directions, lies in the space that the rows span. With n rows
+in R^D it works on n coordinates instead of D, after one QR decomposition.
 """
 
 import numpy as np
@@ -9,11 +9,11 @@ from scipy.linalg import lapack
 
 from geode_jax.rows.view import Rows
 
-# Worth its decomposition where there are this many times as many features as rows.
+# Row coordinates are used where there are at least this many times as many features as rows.
 WORTH_RATIO = 2
-# Features are taken in so many parts: in float64 a part is an eighth of float32 rows.
+# The features are decomposed in this many parts: one part in float64 takes an eighth of the memory of float32 rows.
 NUM_PARTS = 16
-# Columns that LAPACK eliminates together.
+# Block size of LAPACK's QR decomposition, in columns.
 PANEL = 64
 
 
@@ -23,10 +23,10 @@ def is_worth(num_rows: int, num_features: int) -> bool:
 
 
 def row_coordinates(x: Rows) -> np.ndarray:
-    """Coordinates (n, n) of the rows of x, (n, D) with D >= n, about their mean: all distances are as they were.
+    """Coordinates (n, n) of the rows of x, (n, D) with D >= n, relative to their mean; distances are preserved.
 
-    The triangle of a QR decomposition of the features, some at a time under the triangle of those before, where it
-    lies: no copy of the rows is made.
+    They are the triangular factor of a QR decomposition of x', updated in place with a part of the features at a time:
+    no copy of the rows is made.
     """
     num_rows, num_features = x.shape
     triangle = np.zeros((num_rows, num_rows), order="F")

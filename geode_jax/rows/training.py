@@ -1,8 +1,8 @@
-"""The rows that stage one learns from, with what goes along with them: folds, mask, and how they were filled.
+"""The rows that stage one learns from, with their folds, their mask of observed entries, and how they were filled.
 
-A missing entry is filled from other rows, and depends on them, their noise included. So the rows that a fold's
-dictionary learns from are filled by dictionaries that left that fold out. Otherwise what it says of the fold's rows
-would be too good to be true, and choices made by it would take noise for directions.
+A filled entry depends on the rows it was filled from, their noise included. So the dictionary without a fold is learned
+from rows that were filled by dictionaries without that fold. Otherwise the fold's held-out density would be too high,
+and choices made by it would take noise for directions.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Training(NamedTuple):
     - `num_features`: D, which is more than d' where `x` holds coordinates.
     - `folds`: fold of each row, (n,), -1 for a row in none; None where statistics are in sample.
     - `is_observed`: (n, D), which entries were not filled; None where none were.
-    - `without`: the rows as they were filled without knowing of each fold; None where none were.
+    - `without`: for each fold, the rows as filled by dictionaries without that fold; None where no entry was filled.
     """
 
     x: Rows
@@ -31,7 +31,7 @@ class Training(NamedTuple):
 
     @property
     def own_folds(self) -> np.ndarray:
-        """The folds, of rows that have some."""
+        """The folds; raises ValueError if there are none."""
         if self.folds is None:
             raise ValueError("these rows have no folds")
         return self.folds
@@ -54,7 +54,7 @@ class Training(NamedTuple):
         return np.arange(0) if self.is_observed is None else np.flatnonzero(~self.is_observed.all(axis=1))
 
     def taken(self, rows: np.ndarray) -> "Training":
-        """The given rows, ascending, alone; how they were filled without each fold is left out."""
+        """Only the given rows, ascending; the result has no `without`."""
         return Training(
             taken(self.x, rows),
             self.num_features,
@@ -63,21 +63,21 @@ class Training(NamedTuple):
         )
 
     def divided(self, divisors: np.ndarray) -> "Training":
-        """All of them divided, in place if they are arrays."""
+        """All rows divided by the divisors of the features, in place if they are arrays."""
         for rows in self.without or []:
             divide(rows, divisors)
         return self._replace(x=divide(self.x, divisors))
 
     def judging(self, enough: int) -> "Training":
-        """With folds only for `enough` rows: those that choices are judged by."""
+        """The same rows with folds for only `enough` of them: those on which choices are judged."""
         return self._replace(folds=judging_folds(self.own_folds, enough))
 
     def each(self, holdouts: list[Holdout]) -> list[tuple[Rows, list[Holdout]]]:
-        """Rows, and the holdouts whose dictionaries learn from them: all from the same where none were filled."""
+        """Pairs of rows and the holdouts whose dictionaries learn from them; one pair where no entry was filled."""
         if self.without is None:
             return [(self.x, holdouts)]
         return [(self.without[holdout[0]] if holdout else self.x, [holdout]) for holdout in holdouts]
 
     def without_fold(self, fold: int) -> Rows:
-        """Rows (n, d') of which those outside the fold may be learned from."""
+        """Rows (n, d') from which the dictionary without the fold is learned; it uses only rows outside the fold."""
         return self.x if self.without is None else self.without[fold]

@@ -1,7 +1,7 @@
-"""Rows of the data in other coordinates: where they lie, or worked out where they are asked for.
+"""Rows of the data in other coordinates: converted in place, or computed when they are indexed.
 
-Stage one asks for some rows at a time. So it need not hold a second array as large as the data for coordinates that it
-only tries, nor any at all where the data are a file mapped into memory.
+Stage one reads some rows at a time. So it need not hold a second array as large as the data for coordinates that it
+only tries, and no array at all where the data are a file mapped into memory.
 """
 
 from typing import Any, TypeAlias, overload
@@ -12,10 +12,10 @@ from geode_jax.rows.blocks import slices
 
 
 class View:
-    """Rows ``(source - shift) / divisors``, (n, D), of an array or another view, in the precision `dtype`.
+    """Rows ``(source - shift) / divisors``, (n, D), of an array or another view, computed when they are indexed.
 
-    Without a shift it is that of the source. With one the work is done in float64, so that a far-off origin costs no
-    digits.
+    `dtype` is that of the result, by default the source's. With a shift the computation is in float64, so that data far
+    from the origin lose no digits.
     """
 
     shape: tuple[int, int]
@@ -33,10 +33,10 @@ class View:
         self._divisors = divisors.astype(self.dtype) if shift is None else divisors
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Those rows, or of a pair of indices those features of those rows."""
+        """The indexed rows; with a pair of indices, the indexed features of the indexed rows."""
         if not isinstance(index, np.ndarray) or index.dtype == bool:
             return self._found(index)
-        out = np.empty((index.size, self.shape[1]), self.dtype)  # a few at a time: in float64 they are larger
+        out = np.empty((index.size, self.shape[1]), self.dtype)  # filled in blocks, as the float64 rows are larger
         for some in slices(*out.shape):
             out[some] = self._found(index[some])
         return out
@@ -57,12 +57,12 @@ def taken(x: np.ndarray, rows: np.ndarray) -> np.ndarray: ...
 @overload
 def taken(x: Rows, rows: np.ndarray) -> Rows: ...
 def taken(x: Rows, rows: np.ndarray) -> Rows:
-    """The given rows of x, ascending, and no copy where these are all."""
+    """The given rows of x, ascending; x itself if these are all."""
     return x if rows.size == x.shape[0] else x[rows]
 
 
 def as_array(x: Rows) -> np.ndarray:
-    """The rows as an array, a few at a time; those of an array are the array itself."""
+    """The rows as an array: x itself if it is one, else computed in blocks."""
     if not isinstance(x, View):
         return x
     out = np.empty(x.shape, x.dtype)
@@ -76,7 +76,7 @@ def divide(x: np.ndarray, divisors: np.ndarray) -> np.ndarray: ...
 @overload
 def divide(x: Rows, divisors: np.ndarray) -> Rows: ...
 def divide(x: Rows, divisors: np.ndarray) -> Rows:
-    """``x / divisors`` in the precision of x: an array's where they lie, others as a view of them."""
+    """``x / divisors`` in the precision of x: an array is divided in place, a view gives another view."""
     if isinstance(x, View):
         return View(x, divisors)
     divisors = divisors.astype(x.dtype)
@@ -86,12 +86,12 @@ def divide(x: Rows, divisors: np.ndarray) -> Rows:
 
 
 def has_missing(x: Rows) -> np.ndarray:
-    """Which rows have a NaN, (n,)."""
+    """Mask of the rows that have a NaN, (n,)."""
     return np.concatenate([np.isnan(x[some]).any(axis=1) for some in slices(*x.shape)])
 
 
 def is_memory_mapped(data: np.ndarray) -> bool:
-    """Whether the numbers are those of a file that is mapped into memory."""
+    """Whether the array, or an array that it is a view of, is a memory-mapped file."""
     base: Any = data
     while base is not None and not isinstance(base, np.memmap):
         base = getattr(base, "base", None)
