@@ -24,7 +24,7 @@ from benchmarks.common import alone, memory_bytes, timed, write_result
 from benchmarks.tables import load, table
 from geode_jax._runtime.buffers import release_free_memory
 from geode_jax.partition.neighbours import EXACT_MAX_FEATURES, EXACT_MAX_ROWS, uses_exact_search
-from geode_jax.rows.row_space import is_worth
+from geode_jax.rows.row_space import uses_row_space
 
 SHAPES = ((60_000, 784), (600, 15_000), (1_000_000, 100))
 
@@ -52,7 +52,7 @@ class AnonymousPeak:
 
 def measure(num_rows: int, num_features: int, settings: geode_jax.DictionarySettings) -> dict[str, Any]:
     """One problem, after small ones for what is not the data's."""
-    shapes = [(300, 3000) if is_worth(num_rows, num_features) else (2000, 200)]
+    shapes = [(300, 3000) if uses_row_space(num_rows, num_features) else (2000, 200)]
     if not uses_exact_search(num_rows, num_features):
         shapes.append((EXACT_MAX_ROWS + 1000, EXACT_MAX_FEATURES + 2))
     for shape in shapes:

@@ -19,7 +19,7 @@ from geode_jax.gibbs import membership
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
 from geode_jax.learning.candidate_search import search_candidates
-from geode_jax.learning.evidence import HeldOut, cell_mixture, statistics_at
+from geode_jax.learning.evidence import HeldOutStatistics, cell_mixture, statistics_at
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out, reshard
 from geode_jax.partition.metis import partition_rows
@@ -203,7 +203,7 @@ def test_search_finds_the_best_nodes(width):
     found = search_candidates(training, rows, partition, subspaces, width)
     mixture = cell_mixture(training, partition, subspaces)
     statistics = statistics_at(training, rows, subspaces, mixture.nodes)
-    held_out = HeldOut(mixture.nodes, *statistics, mixture.has_direction, np.full(rows.size, 10), 10)
+    held_out = HeldOutStatistics(mixture.nodes, *statistics, mixture.has_direction, np.full(rows.size, 10), 10)
     scores = mixture.log_densities(held_out).T
     order = mixture.nodes[np.argsort(-scores, axis=1)][:, :width]
     assert found.shape == (rows.size, min(width, mixture.nodes.size))

@@ -58,5 +58,5 @@ def test_fits_make_room_before_there_are_too_many_programs(tmp_path, monkeypatch
 def test_other_systems_do_not_tell(tmp_path, monkeypatch):
     monkeypatch.setattr(compilation, "MAPPINGS", tmp_path / "none")
     with mock.patch.object(jax, "clear_caches") as clear:
-        compilation.make_room()
+        compilation.drop_programs_if_many()
     assert clear.call_count == 0

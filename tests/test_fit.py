@@ -468,7 +468,7 @@ def test_few_rows_in_many_features(span, monkeypatch):
     assert used.call_count == 2  # for trees, and divided by the noise scales
     assert all(call.args[0].num_features == 120 for call in chosen.call_args_list)  # the noise lives in R^D
     for module in (dictionaries, trees):
-        monkeypatch.setattr(module, "is_worth", lambda *_: False)
+        monkeypatch.setattr(module, "uses_row_space", lambda *_: False)
     expected = learn()
     assert used.call_count == 2  # for trees, and divided by the noise scales
     assert (found.found.rank, found.found.span_rank) == (expected.found.rank, expected.found.span_rank)

@@ -16,7 +16,7 @@ from jax.extend import core
 from geode_jax._typing import precision_of
 from geode_jax.forest import fill
 from geode_jax.gibbs import missing
-from geode_jax.math.whitening import see
+from geode_jax.math.whitening import observe_rows
 from geode_jax.model.joint import sample_prior
 from geode_jax.predict import class_span, conditional_moments, mixture
 
@@ -57,7 +57,7 @@ def unordered_pairs(jaxpr):
 def arguments(posterior, request):
     with precision_of(posterior.dtype):
         x = jnp.zeros((4, 6), posterior.dtype)
-        seen = see(x, jnp.ones_like(x), request.param and jnp.eye(6, dtype=x.dtype), num_seen=6)
+        seen = observe_rows(x, jnp.ones_like(x), request.param and jnp.eye(6, dtype=x.dtype), num_seen=6)
         yield posterior.dictionary, jax.tree.map(jnp.asarray, posterior.thin(4)), seen
 
 

@@ -201,7 +201,7 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
         monkeypatch.setattr(fill, name, _first_result(getattr(fill, name)))
 
     def complete(x):
-        return fill.complete(Training(x, 6, folds, is_observed), plan, [0], lambda *_: None)
+        return fill.fill_by_conditional_means(Training(x, 6, folds, is_observed), plan, [0], lambda *_: None)
 
     with precision_of(np.float32):
         moved = np.where((folds == 0)[:, None], filled + 1.0, filled).astype(np.float32)

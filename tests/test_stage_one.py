@@ -16,7 +16,7 @@ from scipy import linalg
 from threadpoolctl import threadpool_info
 
 from geode_jax import DictionarySettings, learn_forest
-from geode_jax._runtime.threads import each
+from geode_jax._runtime.threads import parallel_map
 from geode_jax.forest import statistics
 from geode_jax.learning import evidence, feature_noise, subspaces
 from geode_jax.learning.evidence import cross_fitted_evidence
@@ -369,7 +369,7 @@ def test_statistics_in_blocks_are_those_at_once(num_rows, monkeypatch):
     of_fold = [np.flatnonzero(folds == fold) for fold in range(3)]
 
     def found():
-        empty = statistics.no_statistics((2, 4, 320, 2), num_rows, np.dtype(np.float32))
+        empty = statistics.zero_statistics((2, 4, 320, 2), num_rows, np.dtype(np.float32))
         return statistics.add_cross_fitted(empty, 1, (centres, bases), x, of_fold)
 
     whole = found()
@@ -618,20 +618,20 @@ def test_each_in_parallel():
     def work(item):
         time.sleep(0.01)
         threads = {place["num_threads"] for place in threadpool_info() if place["user_api"] == "blas"}
-        nested = each(inner, range(3))
+        nested = parallel_map(inner, range(3))
         assert {thread for _, thread in nested} == {threading.get_ident()}
         return item, threads, threading.get_ident()
 
-    found = each(work, range(20))
+    found = parallel_map(work, range(20))
     assert [item for item, _, _ in found] == list(range(20))
     assert all(threads == {1} for _, threads, _ in found)
     assert (len({thread for _, _, thread in found}) == 1) == (cpu_count() == 1)
     assert threadpool_info() == outer
-    assert each(work, []) == []
+    assert parallel_map(work, []) == []
     with pytest.raises(ZeroDivisionError):
-        each(lambda item: 1 / item, [1, 0, 2])
+        parallel_map(lambda item: 1 / item, [1, 0, 2])
     assert threadpool_info() == outer
-    again = each(work, range(20))
+    again = parallel_map(work, range(20))
     assert {thread for _, _, thread in again} == {thread for _, _, thread in found}  # they stay
 
 
@@ -639,11 +639,11 @@ def test_each_in_parallel():
 def test_a_fork_has_threads_of_its_own():
     code = """
 import os, sys
-from geode_jax._runtime.threads import each
-each(float, range(9))
+from geode_jax._runtime.threads import parallel_map
+parallel_map(float, range(9))
 child = os.fork()
 if child == 0:
-    os._exit(each(float, range(9)) != list(range(9)))
+    os._exit(parallel_map(float, range(9)) != list(range(9)))
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

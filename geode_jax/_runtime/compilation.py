@@ -17,7 +17,7 @@ OPTIONS = {"xla_backend_optimization_level": 2}
 MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
-def make_room() -> None:
+def drop_programs_if_many() -> None:
     """Drop compiled programs if this process has more than half of the memory mappings that Linux allows.
 
     Every program holds some, and XLA crashes at the limit of 65,530: after about a hundred fits to data of different

@@ -7,13 +7,13 @@ from typing import TypeAlias
 from tqdm import tqdm
 
 # Called with the share that is done, 0 to 1, and the current step in words.
-Show: TypeAlias = Callable[[float, str], None]
+ShowProgress: TypeAlias = Callable[[float, str], None]
 
 _FORMAT = "{desc:<28}|{bar:30}| {percentage:3.0f}% [{elapsed}]"
 
 
 @contextmanager
-def progress_bar(is_shown: bool) -> Iterator[Show]:
+def progress_bar(is_shown: bool) -> Iterator[ShowProgress]:
     """Yield a function that moves a bar from 0 to 1 on standard error, or that does nothing."""
     with tqdm(total=1.0, disable=not is_shown, bar_format=_FORMAT) as bar:
 
@@ -24,6 +24,6 @@ def progress_bar(is_shown: bool) -> Iterator[Show]:
         yield show
 
 
-def part_of(show: Show, first: float, last: float, prefix: str = "") -> Show:
-    """A `Show` for one part of the work, mapped to the range `first` to `last` of the whole bar."""
+def part_of(show: ShowProgress, first: float, last: float, prefix: str = "") -> ShowProgress:
+    """A `ShowProgress` for one part of the work, mapped to the range `first` to `last` of the whole bar."""
     return lambda share, text: show(first + (last - first) * share, prefix + text)

@@ -31,7 +31,7 @@ def _pool(process: int, num_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_threads, thread_name_prefix=f"geode_jax-{process}")
 
 
-def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+def parallel_map(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """``[function(item) for item in items]``, each item on one thread; a call made from such a thread runs in order.
 
     With a single item BLAS keeps its threads. The number of threads is joblib's number of CPUs (LOKY_MAX_CPU_COUNT

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from geode_jax._checks import check_key, check_training_data
 from geode_jax._files.checkpoint import Checkpoint
-from geode_jax._runtime.progress import Show, part_of, progress_bar
+from geode_jax._runtime.progress import ShowProgress, part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.fitting.calibration import calibrated_powers
 from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
@@ -202,7 +202,7 @@ def _batches(task: _Task) -> Iterator[list[int]]:
 
 
 def _fit_members(
-    key: KeyArray, task: _Task, with_held_out: bool, show: Show
+    key: KeyArray, task: _Task, with_held_out: bool, show: ShowProgress
 ) -> tuple[list[Posterior], list[np.ndarray]]:
     """Posterior of every class and, with `with_held_out`, leave-one-out log densities of its complete rows."""
     num_classes = len(task.rows_of)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from geode_jax._checks import check_dtype, check_instance, check_mesh
 from geode_jax._files.checkpoint import Checkpoint, open_checkpoint
-from geode_jax._runtime.progress import Show
+from geode_jax._runtime.progress import ShowProgress
 from geode_jax._runtime.warning import warn_user
 from geode_jax._typing import KeyArray
 from geode_jax.forest.forest import Forest
@@ -78,7 +78,7 @@ def sample_forests(
     key: KeyArray,
     forests: list[Forest],
     request: Request,
-    show: Show,
+    show: ShowProgress,
     kept: Checkpoint | None,
     is_last: bool = True,
 ) -> list[Samples]:

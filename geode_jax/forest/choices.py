@@ -62,7 +62,7 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
     elif taken.noise is not None:
         own = taken.noise.covariances if is_whole else learn_covariances(training.x, training.own_folds)
         roots = own.roots(taken.noise.deviation)
-    why = "what held-out rows tell of, and half as many again" if plan.seeks_rank else "as given"
+    why = "1.5 times what held-out rows support" if plan.seeks_rank else "as given"
     decisions = (*span.decisions, *noise.decisions, Decision("directions per node", str(rank), why))
     if span.gain > 0.0 and noise.gain > span.gain:
         decisions = (Decision("shared span", "none", "a noise covariance gains more"), *decisions[1:])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax._runtime.buffers import release_free_memory
-from geode_jax._runtime.progress import Show
+from geode_jax._runtime.progress import ShowProgress
 from geode_jax.forest.choices import Chosen, choose
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.trees import grow_trees
@@ -14,7 +14,7 @@ from geode_jax.learning.noise_covariance import learn_whitened_subspaces, whiten
 from geode_jax.learning.shared_span import Span, learn_dictionaries, learn_span
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.row_space import is_worth, row_coordinates
+from geode_jax.rows.row_space import row_coordinates, uses_row_space
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, as_array
 
@@ -37,12 +37,12 @@ class Learned(NamedTuple):
     chosen: Chosen
 
 
-def learn(training: Training, plan: Plan, seeds: list[int], show: Show) -> Learned:
+def learn(training: Training, plan: Plan, seeds: list[int], show: ShowProgress) -> Learned:
     """Trees, scales and dictionaries of rows without missing entries; arrays are divided by the scales in place."""
     partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
     training = training.divided(scales)
     x = training.x
-    has_coordinates = training.folds is not None and training.without is None and is_worth(*x.shape)
+    has_coordinates = training.folds is not None and training.without is None and uses_row_space(*x.shape)
     if has_coordinates:
         training = training._replace(x=row_coordinates(x))
     show(0.5, "shared span, rank")

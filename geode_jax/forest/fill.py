@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.blas import one_blas_thread
-from geode_jax._runtime.progress import Show
+from geode_jax._runtime.progress import ShowProgress
 from geode_jax._typing import Array
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows
 from geode_jax.forest.plan import Plan
@@ -31,7 +31,7 @@ _LARGE_BLOCK = 4096  # rows whose matrices are held at once
 _SYSTEMS = 256  # rows whose systems of equations are solved at once
 
 
-def complete(training: Training, plan: Plan, seeds: list[int], show: Show) -> Training:
+def fill_by_conditional_means(training: Training, plan: Plan, seeds: list[int], show: ShowProgress) -> Training:
     """Replace the first fill of missing entries by conditional means, averaged over trees.
 
     A row is filled by dictionaries that left its fold out: one that was learned from the row would reproduce what the

@@ -10,7 +10,7 @@ from geode_jax._runtime.buffers import aligned_zeros, release_free_memory
 from geode_jax.forest.dictionaries import Learned
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows, stack_trees
 from geode_jax.forest.plan import Plan
-from geode_jax.forest.statistics import add_cross_fitted, candidate_statistics, no_statistics, without_folds
+from geode_jax.forest.statistics import add_cross_fitted, candidate_statistics, without_folds, zero_statistics
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.candidate_statistics import AnyStatistics, Probe
@@ -68,7 +68,7 @@ def _at_all_nodes(learned: Learned, rows: np.ndarray, num_places: int) -> Statis
     own = np.zeros(rows.size, dtype=int) if training.folds is None else training.folds[rows]
     num_nodes, rank = len(learned.partitions[0].cells), learned.subspaces[0].bases.shape[3]
     shape = len(learned.partitions), num_nodes, num_places, rank
-    statistics = no_statistics(shape, rows.size, x.dtype)
+    statistics = zero_statistics(shape, rows.size, x.dtype)
     for number, subspaces in enumerate(learned.subspaces):
         dictionary = without_folds(subspaces, training.folds)
         of_fold = [np.flatnonzero(own == fold) for fold in range(dictionary[0].shape[0])]

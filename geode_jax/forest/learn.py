@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
-from geode_jax._runtime.compilation import make_room
-from geode_jax._runtime.progress import Show, part_of, progress_bar
+from geode_jax._runtime.compilation import drop_programs_if_many
+from geode_jax._runtime.progress import ShowProgress, part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.forest.dictionaries import learn
 from geode_jax.forest.feature_scales import divide_by_units
-from geode_jax.forest.fill import complete
+from geode_jax.forest.fill import fill_by_conditional_means
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.freeze import freeze_forest, freeze_partial_rows
 from geode_jax.forest.plan import Plan
@@ -46,7 +46,9 @@ def learn_forest(
         return grow_forest(key, data, settings, real, show)
 
 
-def grow_forest(key: KeyArray, data: np.ndarray, settings: DictionarySettings, dtype: np.dtype, show: Show) -> Forest:
+def grow_forest(
+    key: KeyArray, data: np.ndarray, settings: DictionarySettings, dtype: np.dtype, show: ShowProgress
+) -> Forest:
     """:func:`learn_forest` on checked arguments, within the precision of `dtype`."""
     plan = Plan.of(settings, data.shape[0], data.shape[1], int(has_missing(data).sum()))
     frame = learn_frame(data)
@@ -56,7 +58,7 @@ def grow_forest(key: KeyArray, data: np.ndarray, settings: DictionarySettings, d
 
 
 def grow_in_frame(
-    key: KeyArray, x: Rows, frame: Frame, plan: Plan, show: Show, num_places: int | None = None
+    key: KeyArray, x: Rows, frame: Frame, plan: Plan, show: ShowProgress, num_places: int | None = None
 ) -> Forest:
     """The forest of rows in model coordinates.
 
@@ -65,7 +67,7 @@ def grow_in_frame(
     missing or a noise covariance is used. `num_places`: places for complete rows, at least their number, for several
     forests that share a compiled program.
     """
-    make_room()
+    drop_programs_if_many()
     num_rows, num_features = x.shape
     is_observed = None
     if has_missing(x).any():
@@ -85,7 +87,7 @@ def grow_in_frame(
     training = [Training(x, num_features, folds, is_observed)]
     del x
     if is_observed is not None:
-        training.append(complete(training.pop(), plan, seeds, part_of(show, 0.0, 0.5, "filling: ")))
+        training.append(fill_by_conditional_means(training.pop(), plan, seeds, part_of(show, 0.0, 0.5, "filling: ")))
         show_learning = part_of(show, 0.5, 1.0)
     learned = learn(training.pop(), plan, seeds, show_learning)  # `pop`, so that only `learn` refers to the rows
     show(1.0, "learned dictionaries")

@@ -147,10 +147,7 @@ def stack_trees(trees: list[PartialRows]) -> PartialRows:
         def pad(table: Array) -> Array:
             return jnp.pad(table, ((0, 0), (0, most - table.shape[1])) + ((0, 0),) * (table.ndim - 2), mode="edge")
 
-        return eqx.tree_at(_tables, tree, jax.tree.map(pad, _tables(tree)))
+        tables = (tree.entry_node, tree.gram, tree.root)
+        return eqx.tree_at(lambda it: (it.entry_node, it.gram, it.root), tree, jax.tree.map(pad, tables))
 
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(padded(tree) for tree in trees))
-
-
-def _tables(tree: PartialRows) -> tuple[Array, Array, Array | None]:
-    return tree.entry_node, tree.gram, tree.root

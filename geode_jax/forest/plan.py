@@ -7,7 +7,7 @@ import numpy as np
 from geode_jax.learning.feature_noise import NoiseOptions
 from geode_jax.learning.subspaces import SubspaceOptions
 from geode_jax.partition.metis import TreeOptions, default_depth
-from geode_jax.rows.row_space import is_worth
+from geode_jax.rows.row_space import uses_row_space
 from geode_jax.settings import DictionarySettings
 
 # Memory that limits the rank: for the statistics of complete rows at the fewest candidates, in float32, and for the
@@ -78,7 +78,7 @@ class Plan:
         num_neighbors = min(request.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
         is_judged, span, noise = request.cross_fit is not None, request.shared_span, request.noise_covariance
         # wide data are in coordinates of their row space, where a noise covariance has no meaning
-        has_features = num_partial == 0 and not is_worth(num_rows, num_features)
+        has_features = num_partial == 0 and not uses_row_space(num_rows, num_features)
         return cls(
             request=request,
             num_rows=num_rows,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.buffers import aligned_zeros
-from geode_jax._runtime.threads import each
+from geode_jax._runtime.threads import parallel_map
 from geode_jax._typing import Array, DTypeLike, Float, Int
 from geode_jax.learning.evidence import statistics_at_node
 from geode_jax.learning.subspaces import Subspaces
@@ -23,7 +23,7 @@ BLOCK_BYTES = 2**24
 FEATURE_NUMBERS = 4
 
 
-def no_statistics(shape: tuple[int, int, int, int], num_rows: int, dtype: DTypeLike) -> Statistics:
+def zero_statistics(shape: tuple[int, int, int, int], num_rows: int, dtype: DTypeLike) -> Statistics:
     """Zeros for the statistics of a forest, (F, K, places, d), before :func:`add_cross_fitted`."""
     return Statistics(
         jnp.zeros(shape[:3], dtype), jnp.zeros(shape, dtype), jnp.full(shape[0], num_rows, dtype=jnp.int32)
@@ -100,7 +100,7 @@ def candidate_statistics(
             found = statistics_at_node(training, members, trees[tree], number)
             residual[tree, 0, here], squared[tree, 0, here] = found
 
-    each(learn, itertools.product(range(len(trees)), range(num_nodes)))
+    parallel_map(learn, itertools.product(range(len(trees)), range(num_nodes)))
     return CandidateStatistics(
         jax.device_put(residual),
         jax.device_put(squared),

@@ -2,22 +2,22 @@
 
 import numpy as np
 
-from geode_jax._runtime.progress import Show
+from geode_jax._runtime.progress import ShowProgress
 from geode_jax.forest.feature_scales import noise_scales
 from geode_jax.forest.plan import Plan
 from geode_jax.learning.feature_noise import middle_cells
 from geode_jax.partition.metis import Partition, partition_rows, route_rows
 from geode_jax.partition.neighbours import neighbour_graph
-from geode_jax.rows.row_space import is_worth, row_coordinates
+from geode_jax.rows.row_space import row_coordinates, uses_row_space
 from geode_jax.rows.view import Rows, as_array
 
 
 def grow_trees(
-    x: Rows, is_observed: np.ndarray | None, plan: Plan, seeds: list[int], show: Show
+    x: Rows, is_observed: np.ndarray | None, plan: Plan, seeds: list[int], show: ShowProgress
 ) -> tuple[list[Partition], np.ndarray]:
     """A tree for every seed, and the noise scales of the features, (D,); progress runs from 0 to one half."""
     partitions = []
-    near = row_coordinates(x) if is_worth(*x.shape) else x  # a tree depends on distances only
+    near = row_coordinates(x) if uses_row_space(*x.shape) else x  # a tree depends on distances only
     for number, seed in enumerate(seeds):
         show(0.4 * number / len(seeds), "growing trees")
         partitions.append(_grow_tree(near, plan, number, seed))

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from geode_jax._files.archive import fields_of
 from geode_jax._files.checkpoint import Checkpoint
 from geode_jax._runtime.blas import one_blas_thread
-from geode_jax._runtime.compilation import make_room, quickly_compiled
+from geode_jax._runtime.compilation import drop_programs_if_many, quickly_compiled
 from geode_jax._typing import Array, Int, KeyArray
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
 from geode_jax.gibbs.sharding import (
@@ -121,7 +121,7 @@ def run_chains(
     Raises FloatingPointError if a log joint is not finite: the earlier draws would be worthless too. Raises Interrupted
     in place of KeyboardInterrupt if draws were kept.
     """
-    make_room()
+    drop_programs_if_many()
     run = _Run(key, problems, settings, checkpoint, mesh)
     # a sweep factors matrices only if rows have missing features
     limit = contextlib.nullcontext if problems.partial is None else one_blas_thread

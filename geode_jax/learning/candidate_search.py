@@ -8,8 +8,8 @@ node, so its probabilities do not say how much is lost. That is measured on the 
 
 import numpy as np
 
-from geode_jax._runtime.threads import each
-from geode_jax.learning.evidence import HeldOut, QuickMixture, cell_mixture, statistics_at_node
+from geode_jax._runtime.threads import parallel_map
+from geode_jax.learning.evidence import HeldOutStatistics, QuickMixture, cell_mixture, statistics_at_node
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
@@ -45,7 +45,9 @@ def search_candidates(
             residual, squared = statistics_at_node(own, members, subspaces, node)
             alone = _only(mixture, int(place[node]))
             observed = count[:1] if own.is_observed is None else count[members]
-            there = HeldOut(alone.nodes, residual[None], squared[None], alone.has_direction, observed, num_features)
+            there = HeldOutStatistics(
+                alone.nodes, residual[None], squared[None], alone.has_direction, observed, num_features
+            )
             return alone.log_densities(there)[0]
 
         found = np.zeros((block.size, 0), dtype=np.int32)
@@ -71,7 +73,7 @@ def search_candidates(
     order = np.argsort(_leaf_order(partition)[rows], kind="stable")
     found = np.empty((rows.size, width), dtype=np.int32)
     size = min(_BLOCK, max(1, _BLOCK_NUMBERS // num_features))
-    found[order] = np.concatenate(each(search, np.array_split(rows[order], -(-rows.size // size))))
+    found[order] = np.concatenate(parallel_map(search, np.array_split(rows[order], -(-rows.size // size))))
     return found
 
 

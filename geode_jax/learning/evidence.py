@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from geode_jax._runtime.threads import each
+from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
@@ -28,7 +28,7 @@ PRIOR_ROWS = 3.0
 WIDEST = 4096
 
 
-class HeldOut(NamedTuple):
+class HeldOutStatistics(NamedTuple):
     """Statistics of m rows at the present `nodes` (K',), from dictionaries that have not seen them.
 
     `residual` (K', m): squared distance from the subspace. `squared` (K', m, d): squared coordinates.
@@ -53,7 +53,7 @@ class QuickMixture(NamedTuple):
     variance: np.ndarray
     has_direction: np.ndarray
 
-    def log_densities(self, rows: HeldOut) -> np.ndarray:
+    def log_densities(self, rows: HeldOutStatistics) -> np.ndarray:
         """``log pi + log N`` of rows at the nodes, (K', m), from their statistics there."""
         ratio = np.where(self.has_direction, self.variance / self.noise[:, None], 1.0)
         # a direction's signal is in proportion to the share of features that are observed
@@ -88,7 +88,7 @@ class Evidence(NamedTuple):
     """How well a dictionary describes a sample of the rows: a mixture fitted to their cross-fitted statistics."""
 
     mixture: QuickMixture
-    rows: HeldOut
+    rows: HeldOutStatistics
 
     def log_likelihood(self) -> np.ndarray:
         """Log density of every row, (m,)."""
@@ -112,7 +112,7 @@ class Evidence(NamedTuple):
                 squared=rows.squared[..., :rank],
                 has_direction=rows.has_direction[:, :rank],
             )
-            log_likelihood = special.logsumexp(_maximise(rows, share).log_densities(rows), axis=0).sum()
+            log_likelihood = special.logsumexp(_m_step(rows, share).log_densities(rows), axis=0).sum()
             found = log_likelihood - rows.has_direction.sum()
             if found > best:
                 best, needed = found, rank
@@ -164,7 +164,7 @@ def _fit(judged: Training, rows: np.ndarray, partition: Partition, subspaces: Su
     """Fit the mixture at the given nodes by EM, started from the tree's cells."""
     residual, squared = statistics_at(judged, np.arange(rows.size), subspaces, nodes)
     seen, num_features = judged.is_observed, judged.num_features
-    held_out = HeldOut(
+    held_out = HeldOutStatistics(
         nodes,
         residual,
         squared,
@@ -175,12 +175,12 @@ def _fit(judged: Training, rows: np.ndarray, partition: Partition, subspaces: Su
     share = np.stack([np.isin(rows, partition.cells[node]) for node in nodes]).astype(np.float64)
     share /= share.sum(axis=0)
     for _ in range(NUM_STEPS):
-        mixture = _maximise(held_out, share)
+        mixture = _m_step(held_out, share)
         share = special.softmax(mixture.log_densities(held_out), axis=0)
     return Evidence(mixture, held_out)
 
 
-def _maximise(rows: HeldOut, share: np.ndarray) -> QuickMixture:
+def _m_step(rows: HeldOutStatistics, share: np.ndarray) -> QuickMixture:
     """The M step, given the responsibilities `share`, (K', m)."""
     count = share.sum(axis=1)
     freedom_per_feature = 1.0 - rows.has_direction.sum(axis=1) / rows.num_features
@@ -207,7 +207,7 @@ def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces)
         seen = float(rows.size * num_features if is_observed is None else is_observed[rows].sum())
         return float(residual.sum(dtype=np.float64)), squared.sum(axis=0, dtype=np.float64), seen, rows.size
 
-    off, along, seen, used = (np.asarray(values) for values in zip(*each(moments, nodes.tolist()), strict=True))
+    off, along, seen, used = (np.asarray(values) for values in zip(*parallel_map(moments, nodes.tolist()), strict=True))
     count = np.array([rows.size for rows in partition.cells if rows is not None])
     # sampled rows stand for all rows of their cell
     weight = count / used

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from geode_jax._runtime.threads import each
+from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.evidence import Evidence, Gain, evidence_of, judged_rows
 from geode_jax.learning.feature_noise import middle_cells
 from geode_jax.learning.subspaces import SubspaceOptions, Subspaces, join_holdouts, learn_subspaces
@@ -99,7 +99,7 @@ def learn_covariances(x: Rows, folds: np.ndarray) -> Covariances:
     rest, *own = (_moments(x, np.flatnonzero(folds == fold)) for fold in range(-1, folds.max() + 1))
     whole = functools.reduce(_Moments.plus, own, rest)
     left = [whole, *(whole.plus(part, -1) for part in own)]
-    axes = each(_principal_axes, left)
+    axes = parallel_map(_principal_axes, left)
     variance = np.zeros(x.shape[1])
     for part, without, directions in zip(own, left[1:], axes[1:], strict=True):
         variance += part.size / (whole.size - rest.size) * part.variance_about(without.mean, directions)

@@ -14,7 +14,7 @@ from scipy import linalg
 from sklearn.utils.extmath import randomized_svd
 
 from geode_jax._runtime.buffers import aligned_zeros
-from geode_jax._runtime.threads import each
+from geode_jax._runtime.threads import parallel_map
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, each_fold, kept_rows
@@ -120,14 +120,14 @@ def learn_subspaces(
             variances[out, node, :rank] = scatter.variances / weight
             return rank
 
-        found = each(learn_without, range(num_holdouts))
+        found = parallel_map(learn_without, range(num_holdouts))
         rank = ranks[node] = min(found)
         if rank < max(found):
             bases[:, node, :, rank:], variances[:, node, rank:] = 0.0, 0.0
 
     present = np.flatnonzero(partition.is_present)
     for nodes in np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1)):
-        each(learn, nodes.tolist())  # parents first; the cells of a scale do not depend on each other
+        parallel_map(learn, nodes.tolist())  # parents first; the cells of a scale do not depend on each other
     return Subspaces(centres, bases, ranks)
 
 

@@ -36,18 +36,18 @@ class Whitening(eqx.Module):
         taken = jnp.take_along_axis(vectors, index[..., None], axis=1)
         return jnp.matmul(self.factor, taken, precision=HIGHEST)
 
-    def told(self, features: Array | None) -> Float[Array, "#b P _"]:
+    def noise_map(self, features: Array | None) -> Float[Array, "#b P _"]:
         """Y such that, given noise w in the shown coordinates, the noise in the `features` (None: all) has mean Y'w."""
         columns = self.root if features is None else self.root[:, features]
         return self(jnp.matmul(self.root, columns, precision=HIGHEST)[None])
 
-    def left_over(self, told: Float[Array, "#b P _"], features: Array | None) -> Float[Array, "#b _"]:
+    def residual_variance(self, told: Float[Array, "#b P _"], features: Array | None) -> Float[Array, "#b _"]:
         """Variance of the noise in the features given the shown coordinates, ``diag(S - Y'Y)``."""
         columns = self.root if features is None else self.root[:, features]
         return jnp.maximum(jnp.sum(jnp.square(columns), axis=0) - jnp.sum(jnp.square(told), axis=1), 0.0)
 
 
-class Seen(eqx.Module):
+class ObservedRows(eqx.Module):
     """Rows, with arbitrary values at missing features, and masks of the observed ones; one mask if all miss the same.
 
     `whitening` is None where the noise of different features is independent.
@@ -75,18 +75,20 @@ class Seen(eqx.Module):
         own = index if self.mask.shape[0] > 1 else jnp.zeros(1, int)
         w = self.whitening
         whitening = None if w is None else Whitening(w.index[own], w.factor[own], w.log_det[own], w.root)
-        return Seen(self.x[index], self.mask[own], whitening)
+        return ObservedRows(self.x[index], self.mask[own], whitening)
 
 
 @partial(jax.jit, static_argnames="num_seen")
-def see(x: Float[Array, "b D"], mask: Float[Array, "#b D"], root: Float[Array, "D D"] | None, *, num_seen: int) -> Seen:
+def observe_rows(
+    x: Float[Array, "b D"], mask: Float[Array, "#b D"], root: Float[Array, "D D"] | None, *, num_seen: int
+) -> ObservedRows:
     """Prepare rows whose masks have at most `num_seen` observed features; x is finite, arbitrary at missing ones."""
     if root is None:
-        return Seen(x, mask, None)
+        return ObservedRows(x, mask, None)
     shown, index = lax.top_k(mask, num_seen)
     covariance = jnp.matmul(root, root, precision=HIGHEST)[index[:, :, None], index[:, None, :]]
     identity = jnp.eye(num_seen, dtype=x.dtype)
     factor = jnp.linalg.cholesky(jnp.where(shown[:, :, None] * shown[:, None, :] > 0, covariance, identity))
     inverse = lax.linalg.triangular_solve(factor, identity * shown[:, None, :], left_side=True, lower=True)
     log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
-    return Seen(x, mask, Whitening(index, inverse, log_det, root))
+    return ObservedRows(x, mask, Whitening(index, inverse, log_det, root))

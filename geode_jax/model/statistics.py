@@ -12,7 +12,7 @@ from jax import lax
 
 from geode_jax._typing import Array, Bool, Float, Int, Shaped
 from geode_jax.math.lowrank import HIGHEST, Observed
-from geode_jax.math.whitening import Seen
+from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 
 # Rows can be sharded over any number of devices that divides this number.
@@ -91,13 +91,13 @@ def project_all(
     return lax.map(at_node, (centres, bases))
 
 
-def observed_statistics_of(dictionary: Dictionary, seen: Seen) -> Observed:
+def observed_statistics_of(dictionary: Dictionary, seen: ObservedRows) -> Observed:
     """Statistics of partial rows at every node, batch axes (b, K); the rows may share one mask."""
     by_node = lax.map(lambda node: seen.statistics(*node), (dictionary.centres, dictionary.bases))
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
 
 
-def observed_statistics_at(dictionary: Dictionary, seen: Seen, node: Int[Array, "b M"]) -> Observed:
+def observed_statistics_at(dictionary: Dictionary, seen: ObservedRows, node: Int[Array, "b M"]) -> Observed:
     """Statistics of partial rows, each with its own mask, at M given nodes of each row; batch axes (b, M)."""
 
     def of_row(row: Array, centre: Array, basis: Array) -> Observed:

@@ -19,7 +19,7 @@ from jax.scipy.special import ndtr, ndtri
 
 from geode_jax._typing import Array, Float, KeyArray
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
-from geode_jax.math.whitening import Seen
+from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.predict.mixture import (
@@ -46,7 +46,7 @@ def _components(
     dictionary: Dictionary,
     candidates: Candidates,
     mixture: Mixture,
-    seen: Seen,
+    seen: ObservedRows,
     wanted: _Wanted,
     with_variance: bool,
 ) -> tuple[Array, Array]:
@@ -70,7 +70,7 @@ def _components(
             mean += jnp.einsum("ps,psD->pD", off, own, precision=HIGHEST)
             if with_variance:
                 basis -= jnp.einsum("psD,psd->pDd", own, along, precision=HIGHEST)
-                variance *= part.whitening.left_over(own, features)
+                variance *= part.whitening.residual_variance(own, features)
         if not with_variance:
             return mean, variance
         spread = jnp.einsum("pDd,pde->pDe", basis, at.covariance, precision=HIGHEST)
@@ -139,7 +139,7 @@ def _at(values: Float[Array, "*b D"], features: Array | None) -> Float[Array, "*
 def conditional_summary(
     dictionary: Dictionary,
     draws: Draw,
-    seen: Seen,
+    seen: ObservedRows,
     features: Array | None,
     *,
     num_candidates: int,
@@ -151,7 +151,7 @@ def conditional_summary(
     and the quantiles.
     """
     num_trees = draws.log_joint.shape[0]
-    wanted = _Wanted(features, None if seen.whitening is None else seen.whitening.told(features))
+    wanted = _Wanted(features, None if seen.whitening is None else seen.whitening.noise_map(features))
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Array, Array]:
         tree_dictionary, tree_draws = inputs
@@ -177,7 +177,7 @@ def conditional_summary(
 def conditional_draws(
     row_keys: KeyArray,
     model: tuple[Dictionary, Draw],
-    seen: Seen,
+    seen: ObservedRows,
     features: Array | None,
     *,
     num_candidates: int,
@@ -190,7 +190,7 @@ def conditional_draws(
     """
     dictionary, draws = model
     num_trees = draws.log_joint.shape[0]
-    told = None if seen.whitening is None else seen.whitening.told(None)
+    told = None if seen.whitening is None else seen.whitening.noise_map(None)
     wanted = _Wanted(features, None if told is None else _at(told, features))
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Observed, Array, Array, Array]:

@@ -9,7 +9,7 @@ from jax import lax
 
 from geode_jax._typing import Array, ArrayLike, Float
 from geode_jax.math.streaming import map_row_blocks
-from geode_jax.math.whitening import Seen
+from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
@@ -66,7 +66,7 @@ def intrinsic_dimension(
 
 @partial(jax.jit, static_argnames="num_candidates")
 def _node_probabilities_partial(
-    dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int
+    dictionary: Dictionary, draws: Draw, seen: ObservedRows, *, num_candidates: int
 ) -> Float[Array, "b F K"]:
     """Probability of each node given the observed part, averaged over the draws of each tree; 0 at non-candidates."""
 

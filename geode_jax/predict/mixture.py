@@ -17,7 +17,7 @@ from jax import lax
 
 from geode_jax._typing import Array, Count, Float, Int
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_given, latent_root, log_marginal
-from geode_jax.math.whitening import Seen
+from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.model.statistics import observed_statistics_at, observed_statistics_of
@@ -93,7 +93,7 @@ def _scores(observed: Observed, parameters: _Parameters) -> Array:
     return parameters.log_weights + marginal
 
 
-def find_candidates(dictionary: Dictionary, draws: Draw, seen: Seen, num_candidates: int) -> Candidates:
+def find_candidates(dictionary: Dictionary, draws: Draw, seen: ObservedRows, num_candidates: int) -> Candidates:
     """The best nodes of one tree at the posterior mean of the parameters; `dictionary` is that of the features.
 
     Rows with different masks need a (d, d) matrix of products over the features at every node, so nodes are first
@@ -210,7 +210,9 @@ def merged_mixture(
 
 
 @partial(jax.jit, static_argnames="num_candidates")
-def log_density_partial(dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int) -> Float[Array, "b F"]:
+def log_density_partial(
+    dictionary: Dictionary, draws: Draw, seen: ObservedRows, *, num_candidates: int
+) -> Float[Array, "b F"]:
     """Log marginal density under each tree of the observed features, each divided by its scale."""
     by_draw = log_densities_partial(dictionary, draws, seen, num_candidates=num_candidates)
     return jax.nn.logsumexp(by_draw, axis=2) - jnp.log(by_draw.shape[2])
@@ -218,7 +220,7 @@ def log_density_partial(dictionary: Dictionary, draws: Draw, seen: Seen, *, num_
 
 @partial(jax.jit, static_argnames="num_candidates")
 def log_densities_partial(
-    dictionary: Dictionary, draws: Draw, seen: Seen, *, num_candidates: int
+    dictionary: Dictionary, draws: Draw, seen: ObservedRows, *, num_candidates: int
 ) -> Float[Array, "b F T"]:
     """Log marginal density under every draw of every tree of the observed features, each divided by its scale."""
 

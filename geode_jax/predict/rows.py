@@ -11,7 +11,7 @@ from geode_jax._checks import check_data, check_instance, check_integer
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._typing import Array, ArrayLike, precision_of
 from geode_jax.math.streaming import map_row_blocks
-from geode_jax.math.whitening import see
+from geode_jax.math.whitening import observe_rows
 from geode_jax.model.dictionary import Dictionary, coloured
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
@@ -89,7 +89,7 @@ def map_partial_rows(
     places, noise_root = num_seen(is_observed), _root(root, x.dtype)
 
     def on_rows(rows: Array, mask: Array, *others: Array) -> Any:
-        return function(see(rows, mask, noise_root, num_seen=places), *others)
+        return function(observe_rows(rows, mask, noise_root, num_seen=places), *others)
 
     packed = np.packbits(is_observed.astype(bool), axis=1)
     _, pattern, count = np.unique(packed, axis=0, return_inverse=True, return_counts=True)

@@ -17,7 +17,7 @@ NUM_PARTS = 16
 PANEL = 64
 
 
-def is_worth(num_rows: int, num_features: int) -> bool:
+def uses_row_space(num_rows: int, num_features: int) -> bool:
     """Whether coordinates in the row space save more than they cost."""
     return num_features >= WORTH_RATIO * num_rows
 
