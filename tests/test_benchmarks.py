@@ -13,6 +13,7 @@ from benchmarks import (
     candidates,
     choices,
     compile_time,
+    contention,
     devices,
     digits_density,
     dimension,
@@ -289,6 +290,12 @@ def test_sweep():
 def test_compile_time():
     (row,) = compile_time.main(["--quick"])
     assert row["cached_seconds"] < row["first_seconds"]
+
+
+@pytest.mark.slow
+def test_contention():
+    (row,) = contention.main(["--quick"])
+    assert 0.0 < row["a copy"] < 60.0
 
 
 @pytest.mark.slow
