@@ -11,6 +11,7 @@ from conftest import SAMPLER
 
 import geode_jax
 from geode_jax.forest import choices
+from geode_jax.forest.plan import Plan
 from geode_jax.learning import evidence
 from geode_jax.learning.noise_covariance import (
     deviation_off_subspaces,
@@ -22,6 +23,7 @@ from geode_jax.learning.noise_covariance import (
 )
 from geode_jax.learning.subspaces import SubspaceOptions
 from geode_jax.math.whitening import observe_rows
+from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.training import Training
@@ -148,6 +150,24 @@ def test_a_shape_is_taken_where_features_hang_together(smooth, folds):
     training = Training(smooth, NUM_FEATURES, folds)
     nothing = try_noise_covariance(training, CELLS, SubspaceOptions(2, 0), np.full(400, 1e6))
     assert not is_worth_its_cost(nothing.gain, NUM_FEATURES)
+
+
+@pytest.mark.parametrize(("span_gain", "noise_gain"), [(2.0, 1.0), (1.0, 2.0), (0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
+def test_the_larger_gain_is_taken_and_told(smooth, folds, span_gain, noise_gain, monkeypatch):
+    """One of the two at most; the other is told as not taken."""
+
+    def outcome(about, name, gain):
+        decision = Decision(about, name, "gain", gain, 0.1)
+        return choices._Outcome(None, None, 2, gain, (decision if gain > 0.0 else Decision(about, "no", "gain"),))
+
+    monkeypatch.setattr(choices, "_judge_plain", lambda *rest: choices._Plain(np.zeros(400), 2))
+    monkeypatch.setattr(choices, "_judge_spans", lambda *rest: outcome("shared span", "3 directions", span_gain))
+    monkeypatch.setattr(choices, "_judge_noise", lambda *rest: outcome("noise covariance", "full", noise_gain))
+    plan = Plan.of(geode_jax.DictionarySettings(), *smooth.shape)
+    chosen = choices.choose(Training(smooth, NUM_FEATURES, folds), plan, CELLS, 0)
+    taken = {decision.about: decision.taken for decision in chosen.decisions}
+    assert (taken["shared span"] == "3 directions") == (span_gain > noise_gain)
+    assert (taken["noise covariance"] == "full") == (noise_gain > span_gain)
 
 
 def test_judged_by_some_folds(smooth, monkeypatch):

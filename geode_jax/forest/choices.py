@@ -3,6 +3,7 @@
 A span and a noise covariance are tried separately; the one of larger gain is used, or neither.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -63,10 +64,17 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
         own = taken.noise.covariances if is_whole else learn_covariances(training.x, training.own_folds)
         roots = own.roots(taken.noise.deviation)
     why = "1.5 times what held-out rows support" if plan.seeks_rank else "as given"
-    decisions = (*span.decisions, *noise.decisions, Decision("directions per node", str(rank), why))
-    if span.gain > 0.0 and noise.gain > span.gain:
-        decisions = (Decision("shared span", "none", "a noise covariance gains more"), *decisions[1:])
-    return Chosen(shared, roots, rank, decisions)
+    about_rank = Decision("directions per node", str(rank), why)
+    about_span = _told(span, taken, "none", "a noise covariance gains more")
+    about_noise = _told(noise, taken, "isotropic", "a span gains more")
+    return Chosen(shared, roots, rank, (*about_span, *about_noise, about_rank))
+
+
+def _told(outcome: "_Outcome", taken: "_Outcome", nothing: str, why: str) -> tuple[Decision, ...]:
+    """The decisions of an outcome; one that would do, but another gains more, is not taken."""
+    if outcome is taken or outcome.gain <= 0.0:
+        return outcome.decisions
+    return tuple(dataclasses.replace(decision, taken=nothing, why=f"{why}; own gain") for decision in outcome.decisions)
 
 
 def _given_span(training: Training, plan: Plan, seed: int) -> Chosen:

@@ -113,5 +113,5 @@ def candidate_statistics(
 
 def without_folds(subspaces: Subspaces, folds: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Centres and bases learned without each fold; if there are no folds those of all rows, as fold 0."""
-    group = slice(0, 1) if folds is None else slice(1, None)
-    return subspaces.centres[group], subspaces.bases[group]
+    entries = slice(0, 1) if folds is None else slice(1, None)
+    return subspaces.centres[entries], subspaces.bases[entries]
