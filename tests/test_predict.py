@@ -174,13 +174,22 @@ def test_the_pool_of_trees_is_calibrated():
         np.testing.assert_allclose(sure**2, 1 / 3, rtol=1e-3)
 
 
+def _many_draws(key, posterior, hidden, number):
+    """At least `number` draws of every row, (draws, rows, D), a few of each of many copies: blocks have 64 rows."""
+    copies = 64 // len(hidden)
+    each = -(-number // copies)
+    rows = np.repeat(hidden, copies, axis=0)
+    draws = geode_jax.impute_draws(key, posterior, rows, each, num_draws=200, num_candidates=EVERY)
+    assert draws.shape == (each, len(rows), hidden.shape[1])
+    return np.swapaxes(draws.reshape(each, len(hidden), copies, -1), 1, 2).reshape(each * copies, len(hidden), -1)
+
+
 @ANY_NOISE_SLOW
 @pytest.mark.slow
 def test_conditional_draws(posterior, dense, rows):
     """KS of 3000 draws of each missing coordinate against the oracle's mixture; false alarm 1e-4 in all."""
     hidden = _hide(rows[:2], SEEN)
-    draws = geode_jax.impute_draws(jax.random.key(4), posterior, hidden, 3000, num_draws=200, num_candidates=EVERY)
-    assert draws.shape == (3000, 2, 6)
+    draws = _many_draws(jax.random.key(4), posterior, hidden, 3000)
     p_values, products = [], []
     for i in range(2):
         weight, mean, variance, _ = dense.pooled(rows[i], SEEN, posterior.scale)
@@ -196,14 +205,14 @@ def test_conditional_draws(posterior, dense, rows):
 
 
 @pytest.mark.parametrize("posterior", ["float32"], indirect=True)
-def test_draws_of_trees_that_disagree_are_drawn_together(posterior, rows):
+def test_draws_of_trees_that_disagree_are_shrunk(posterior, rows):
     """One tree moved away: the draws have the oracle's pooled spread, not that of the plain average."""
     moved = np.array(posterior.dictionary.centres)
     moved[1] += 1.0
     posterior = eqx.tree_at(lambda it: it.dictionary.centres, posterior, moved)
     dense = oracle.make_oracle(posterior)
     hidden = _hide(rows[:1], SEEN)
-    draws = geode_jax.impute_draws(jax.random.key(5), posterior, hidden, 12_000, num_draws=200, num_candidates=EVERY)
+    draws = _many_draws(jax.random.key(5), posterior, hidden, 12_000)
     spread, kurtosis = [], []
     for weight, mean, variance in (
         dense.pooled(rows[0], SEEN, posterior.scale)[:3],
