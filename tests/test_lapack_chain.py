@@ -62,7 +62,7 @@ def arguments(posterior, request):
 
 
 def test_what_is_seen_is_one_chain():
-    program = functools.partial(see, num_seen=5)
+    program = functools.partial(observe_rows, num_seen=5)
     count, pairs = unordered_pairs(jax.make_jaxpr(program)(jnp.zeros((4, 6)), jnp.ones((4, 6)), jnp.eye(6)).jaxpr)
     assert count == 2
     assert not pairs
