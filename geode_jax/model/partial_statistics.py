@@ -9,7 +9,7 @@ matrices.
 import equinox as eqx
 import jax.numpy as jnp
 
-from geode_jax._typing import Array, Float, Int
+from geode_jax._typing import Array, Float, Int, Shaped
 from geode_jax.math.lowrank import Observed
 
 
@@ -38,7 +38,7 @@ class PartialRows(eqx.Module):
         count = jnp.broadcast_to(self.num_observed[..., None], self.residual.shape)
         return Observed(gram, self.cross, self.start, self.remainder, self.residual, count)
 
-    def at_candidates(self, table: Float[Array, "P *rest"]) -> Float[Array, "B M *rest"]:
+    def at_candidates(self, table: Shaped[Array, "P *rest"]) -> Shaped[Array, "B M *rest"]:
         """Expand a value per matrix of the group (no axis G) to every candidate of every row."""
         if self.entry is None:
             return table.reshape(*self.node.shape, *table.shape[1:])
