@@ -445,8 +445,9 @@ def test_memory_that_will_not_suffice(data, monkeypatch):
     assert from_shape["dictionaries"] == 6 * (forest.dictionary.bases.nbytes + forest.dictionary.centres.nbytes)
     assert from_shape["draws"] == draws.neg_log_u.nbytes + draws.tau.nbytes + draws.is_active.nbytes
     monkeypatch.setattr(memory, "_physical_memory", lambda: 2**10)
-    with pytest.warns(RuntimeWarning, match="GiB .*fewer trees"):
+    with pytest.warns(RuntimeWarning, match="GiB .*fewer trees") as told:
         geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)
+    assert told[0].filename == __file__  # the line of the caller, not one of the package
 
 
 @pytest.mark.parametrize("span", [None, geode_jax.SharedSpan(3), geode_jax.SharedSpan()])

@@ -170,6 +170,23 @@ def test_the_larger_gain_is_taken_and_told(smooth, folds, span_gain, noise_gain,
     assert (taken["noise covariance"] == "full") == (noise_gain > span_gain)
 
 
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"max_rank": 3}, "as given"),
+        ({"max_rank": 99}, "the most that the data allow"),
+        ({"cross_fit": None}, "the most that are considered for data of this size"),
+        ({}, "1.5 times what held-out rows support"),
+        ({"max_rank": 9, "shared_span": geode_jax.SharedSpan(4)}, "all of the span's"),
+    ],
+)
+def test_where_the_rank_comes_from_is_told(smooth, settings, why):
+    settings = geode_jax.DictionarySettings(num_trees=1, depth=1, feature_noise=None, noise_covariance=None, **settings)
+    found = geode_jax.learn_forest(jax.random.key(0), smooth, dictionary=settings).found
+    assert found.decisions[-1].why == why
+    assert found.decisions[-1].taken == str(found.rank)
+
+
 def test_judged_by_some_folds(smooth, monkeypatch):
     """With more rows than a choice needs, the axes are still those of all rows, whoever judged them."""
     settings = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1)

@@ -2,7 +2,7 @@
 
 On a CPU the Cholesky factors and triangular solves of a compiled program are calls to SciPy's BLAS, which splits each
 of these small problems over its thread pool. Where other processes use the same cores, these threads wait for each
-other, and the work can take a hundred times as long (`python -m benchmarks run contention`).
+other, and the work can take many times as long (`python -m benchmarks run contention` measures it).
 """
 
 import contextlib

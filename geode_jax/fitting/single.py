@@ -14,10 +14,9 @@ from geode_jax._typing import ArrayLike, KeyArray, precision_of
 from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
 from geode_jax.fitting.stages import Request, kept_forest, posterior_of, sample_forests
 from geode_jax.forest.forest import Forest
-from geode_jax.forest.learn import grow_forest
-from geode_jax.forest.plan import Plan
+from geode_jax.forest.learn import grow_forest, plan_of
 from geode_jax.posterior.posterior import Posterior
-from geode_jax.rows.view import has_missing, is_memory_mapped
+from geode_jax.rows.view import is_memory_mapped
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 
@@ -75,16 +74,15 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
     """As :func:`fit`, for callers that need the forest too."""
     key = check_key(key)
     data = check_training_data(X)
-    num_partial = int(has_missing(data).sum())
-    plan = Plan.of(request.dictionary, data.shape[0], data.shape[1], num_partial)
-    is_mapped = is_memory_mapped(data) and num_partial == 0
+    plan = plan_of(data, request.dictionary)
+    is_mapped = is_memory_mapped(data) and plan.num_partial == 0
     warn_if_too_large(bytes_needed(plan, request.sampler, request.dtype.itemsize, is_mapped=is_mapped))
     kept = request.open_checkpoint(key, [data])
     key_forest, key_sample = jax.random.split(key)
     with precision_of(request.dtype), progress_bar(request.progress) as show:
         # one bar for both stages: the first tenth is stage one
         learn = part_of(show, 0.0, 0.1)
-        forest = kept_forest(kept, lambda: grow_forest(key_forest, data, request.dictionary, request.dtype, learn))
+        forest = kept_forest(kept, lambda: grow_forest(key_forest, data, plan, request.dtype, learn))
         (samples,) = sample_forests(key_sample, [forest], request, part_of(show, 0.1, 1.0), kept)
         return forest, posterior_of(forest, samples, request.prior, request.sampler)
 

@@ -42,7 +42,7 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
     if plan.span_rank > 0:
         return _given_span(training, plan, seed)
     if not (plan.tries_spans or plan.tries_noise_covariance or plan.seeks_rank):
-        return Chosen(None, None, plan.max_rank, (Decision("directions per node", str(plan.max_rank), "as given"),))
+        return Chosen(None, None, plan.max_rank, (_about_rank(plan.max_rank, plan),))
     judging = training.judging(LARGEST_SAMPLE)
     options = plan.subspaces(plan.max_rank, seed)
     plain = _judge_plain(judging, plan, partition, options)
@@ -63,18 +63,16 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
     elif taken.noise is not None:
         own = taken.noise.covariances if is_whole else learn_covariances(training.x, training.own_folds)
         roots = own.roots(taken.noise.deviation)
-    why = "1.5 times what held-out rows support" if plan.seeks_rank else "as given"
-    about_rank = Decision("directions per node", str(rank), why)
     about_span = _told(span, taken, "none", "a noise covariance gains more")
     about_noise = _told(noise, taken, "isotropic", "a span gains more")
-    return Chosen(shared, roots, rank, (*about_span, *about_noise, about_rank))
+    return Chosen(shared, roots, rank, (*about_span, *about_noise, _about_rank(rank, plan, shared)))
 
 
 def _told(outcome: "_Outcome", taken: "_Outcome", nothing: str, why: str) -> tuple[Decision, ...]:
     """The decisions of an outcome; one that would do, but another gains more, is not taken."""
     if outcome is taken or outcome.gain <= 0.0:
         return outcome.decisions
-    return tuple(dataclasses.replace(decision, taken=nothing, why=f"{why}; own gain") for decision in outcome.decisions)
+    return tuple(dataclasses.replace(decision, taken=nothing, why=f"{why} than this") for decision in outcome.decisions)
 
 
 def _given_span(training: Training, plan: Plan, seed: int) -> Chosen:
@@ -82,10 +80,24 @@ def _given_span(training: Training, plan: Plan, seed: int) -> Chosen:
     found = span.bases.shape[2]
     if found == 0:
         why = "too few rows for any direction"
-        return Chosen(None, None, plan.max_rank, (Decision("shared span", "none", why),))
+        nothing = Decision("shared span", "none", why)
+        return Chosen(None, None, plan.max_rank, (nothing, _about_rank(plan.max_rank, plan)))
     rank = min(plan.max_rank, found)
     about_span = Decision("shared span", f"{found} directions", "as given")
-    return Chosen(span, None, rank, (about_span, Decision("directions per node", str(rank), "as given")))
+    return Chosen(span, None, rank, (about_span, _about_rank(rank, plan, span)))
+
+
+def _about_rank(rank: int, plan: Plan, span: Span | None = None) -> Decision:
+    """Where the number of directions per node comes from."""
+    if span is not None and rank == span.bases.shape[2]:
+        why = "all of the span's"
+    elif plan.request.max_rank is not None:
+        why = "as given" if rank == plan.request.max_rank else "the most that the data allow"
+    elif plan.seeks_rank and plan.span_rank == 0:
+        why = "1.5 times what held-out rows support"
+    else:
+        why = "the most that are considered for data of this size"
+    return Decision("directions per node", str(rank), why)
 
 
 class _Plain(NamedTuple):

@@ -43,14 +43,16 @@ def learn_forest(
     real = check_dtype(dtype)
     settings = check_instance(dictionary, "dictionary", (DictionarySettings, None)) or DictionarySettings()
     with precision_of(real), progress_bar(progress) as show:
-        return grow_forest(key, data, settings, real, show)
+        return grow_forest(key, data, plan_of(data, settings), real, show)
 
 
-def grow_forest(
-    key: KeyArray, data: np.ndarray, settings: DictionarySettings, dtype: np.dtype, show: ShowProgress
-) -> Forest:
+def plan_of(data: np.ndarray, settings: DictionarySettings) -> Plan:
+    """The plan for training rows, (n, D), NaN being missing values."""
+    return Plan.of(settings, data.shape[0], data.shape[1], int(has_missing(data).sum()))
+
+
+def grow_forest(key: KeyArray, data: np.ndarray, plan: Plan, dtype: np.dtype, show: ShowProgress) -> Forest:
     """:func:`learn_forest` on checked arguments, within the precision of `dtype`."""
-    plan = Plan.of(settings, data.shape[0], data.shape[1], int(has_missing(data).sum()))
     frame = learn_frame(data)
     # memory-mapped data may be larger than memory
     rows_in = view_in_model if is_memory_mapped(data) else to_model

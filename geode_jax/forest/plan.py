@@ -31,7 +31,7 @@ class Plan:
     """Settings of stage one with nothing left open.
 
     - `request`: the settings as the user gave them.
-    - `num_rows`, `num_features`: of the training rows.
+    - `num_rows`, `num_features`: of the training rows. `num_partial`: how many of them have missing features.
     - `tree`: how each tree is grown, from `tree_rows` of the rows.
     - `least_rank`, `max_rank`: the bounds between which held-out rows choose the number of directions per node.
     - `span_rank`: directions of a span of all nodes, if the user gave one; else 0.
@@ -42,6 +42,7 @@ class Plan:
     request: DictionarySettings
     num_rows: int
     num_features: int
+    num_partial: int
     tree: TreeOptions
     tree_rows: int
     least_rank: int
@@ -83,6 +84,7 @@ class Plan:
             request=request,
             num_rows=num_rows,
             num_features=num_features,
+            num_partial=num_partial,
             tree=TreeOptions(num_neighbors, depth, min_cell_size),
             tree_rows=min(request.tree_rows or TREE_ROWS, num_rows),
             least_rank=1 if request.max_rank is None and is_judged else max_rank,
