@@ -2,11 +2,17 @@
 
 import sys
 import warnings
+from types import FrameType
 
 
 def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn with the stack level of the call that entered the package."""
-    level, frame = 1, sys._getframe(0)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "geode_jax":
-        level, frame = level + 1, frame.f_back
+    level, depth = 1, 1
+    frame: FrameType | None = sys._getframe(0)
+    while frame is not None:
+        depth += 1
+        # other packages' frames may stand between: those of decorators, say
+        if frame.f_globals.get("__name__", "").split(".")[0] == "geode_jax":
+            level = depth
+        frame = frame.f_back
     warnings.warn(message, category, stacklevel=level)
