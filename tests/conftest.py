@@ -41,13 +41,10 @@ install_import_hook([f"geode_jax.{name}" for name in _CHECKED if "__" not in nam
 from geode_jax import DictionarySettings, SamplerSettings, fit  # noqa: E402  (after the hook)
 
 
-def pytest_configure(config):
-    """Compile the default run without LLVM's costly passes: its programs are used a few times each.
-
-    The longer proofs (-m slow) are compiled as users' programs are, but for the flag above.
-    """
-    jax.config.update("jax_disable_most_optimizations", config.option.markexpr == "not slow")
-
+# Compiled without LLVM's costly passes, in the default run and among the longer proofs alike, so that both share what
+# they compile: most programs are used a few times each. Benchmarks and the demo of `.ci/run` are compiled as users'
+# programs are.
+jax.config.update("jax_disable_most_optimizations", True)
 
 _cache = Path(os.environ.get("GEODE_JAX_TEST_CACHE", Path(__file__).parent.parent / ".jax_cache"))
 jax.config.update("jax_compilation_cache_dir", str(_cache))

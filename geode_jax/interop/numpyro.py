@@ -28,6 +28,7 @@ from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.density import log_density_by_tree
 from geode_jax.predict.rows import DENSITY_DRAWS
 from geode_jax.predict.samples import sample_rows
+from geode_jax.rows.frame import FARTHEST
 from geode_jax.settings import Prior, SamplerSettings
 
 
@@ -185,7 +186,9 @@ class PosteriorPredictive(Distribution):
     def log_prob(self, value: Float[Array, "*batch D"], intermediates: Any = None) -> Float[Array, "*batch"]:
         """Log density in nats."""
         value = jnp.asarray(value)
-        rows = _times((value - self.shift) / self.scale, self.inverse_root).reshape(-1, self.event_shape[0])
+        farthest = FARTHEST[self.scale.dtype.name]
+        scaled = jnp.clip((value - self.shift) / self.scale, -farthest, farthest)
+        rows = _times(scaled, self.inverse_root).reshape(-1, self.event_shape[0])
         by_tree = log_density_by_tree(self.dictionary, self.draws, rows)
         total = jax.nn.logsumexp(by_tree, axis=0) - jnp.log(by_tree.shape[0]) - jnp.log(self.scale).sum()
         return total.reshape(value.shape[:-1])

@@ -60,10 +60,10 @@ def log_density(
     posterior, data = check_rows(posterior, X)
     num_candidates = check_candidates(posterior, num_candidates)
 
-    def of_complete(draws: Draw, x: np.ndarray) -> np.ndarray:
+    def of_complete(posterior: Posterior, draws: Draw, x: np.ndarray) -> np.ndarray:
         return log_density_complete(posterior.dictionary, draws, x) + posterior.log_jacobian
 
-    def of_partial(draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+    def of_partial(posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
         by_tree = partial_log_density_by_tree(posterior, draws, x, is_observed, num_candidates)
         by_row = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])
         return by_row - is_observed @ np.log(posterior.scale)
@@ -89,7 +89,7 @@ def log_density_draws(
     num_candidates = check_candidates(posterior, num_candidates)
     num_draws = check_draws(num_draws, None)
 
-    def of_complete(draws: Draw, x: np.ndarray) -> np.ndarray:
+    def of_complete(posterior: Posterior, draws: Draw, x: np.ndarray) -> np.ndarray:
         by_draw = map_row_blocks(
             lambda rows: jnp.swapaxes(log_densities(posterior.dictionary, draws, rows), 0, 1),
             x,
@@ -97,7 +97,7 @@ def log_density_draws(
         )
         return by_draw + posterior.log_jacobian
 
-    def of_partial(draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+    def of_partial(posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
         dictionary = of_features(posterior)
         by_draw = map_partial_rows(
             lambda seen: log_densities_partial(dictionary, draws, seen, num_candidates=num_candidates),

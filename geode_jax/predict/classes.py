@@ -13,6 +13,7 @@ from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict.class_span import bytes_per_row as reduced_row_bytes
 from geode_jax.predict.class_span import log_density_reduced, show
 from geode_jax.predict.density import density_row_bytes, log_densities
+from geode_jax.predict.distance import by_distance
 from geode_jax.predict.mixture import bytes_per_row as partial_row_bytes
 from geode_jax.predict.mixture import log_densities_partial
 from geode_jax.predict.rows import CANDIDATES, map_partial_rows, thinned
@@ -40,23 +41,22 @@ def class_log_densities(
     if num_draws is not None:
         check_integer(num_draws, "num_draws", 1)
     wanted = CANDIDATES if num_candidates is None else check_integer(num_candidates, "num_candidates", 1)
-    missing = np.isnan(data)
-    is_partial = missing.any(axis=1)
-    with precision_of(posterior.dtype), one_blas_thread():
-        x = to_model(np.where(missing, posterior.shift, data), posterior.frame, posterior.dtype)
-        # complete and partial rows of one call get the same draws: the smaller number
-        num_draws = num_draws or (PARTIAL_CLASS_DRAWS if is_partial.any() else CLASS_DRAWS)
-        num_draws = min(num_draws, *(member.num_chains * member.num_draws for member in posterior.members))
-        parts = []
-        if not is_partial.all():
-            parts.append((~is_partial, _complete(posterior, x[~is_partial], num_draws)))
-        if is_partial.any():
-            is_observed = (~missing[is_partial]).astype(x.dtype)
-            parts.append((is_partial, _partial(posterior, x[is_partial], is_observed, num_draws, wanted)))
-    result = np.empty((data.shape[0], *parts[0][1].shape[1:]))
-    for rows, found in parts:
-        result[rows] = found
-    return result
+    is_partial = np.isnan(data).any(axis=1)
+    # complete and partial rows of one call get the same draws: the smaller number
+    num_draws = num_draws or (PARTIAL_CLASS_DRAWS if is_partial.any() else CLASS_DRAWS)
+    num_draws = min(num_draws, *(member.num_chains * member.num_draws for member in posterior.members))
+    index, parts = [], []
+    for kind in (~is_partial, is_partial):
+        for within, rows in by_distance(posterior, data, np.flatnonzero(kind)):
+            missing = np.isnan(data[rows])
+            with precision_of(within.dtype), one_blas_thread():
+                x = to_model(np.where(missing, within.shift, data[rows]), within.frame, within.dtype)
+                if missing.any():
+                    parts.append(_partial(within, x, (~missing).astype(x.dtype), num_draws, wanted))
+                else:
+                    parts.append(_complete(within, x, num_draws))
+            index.append(rows)
+    return np.concatenate(parts, dtype=np.float64)[np.argsort(np.concatenate(index))]
 
 
 def class_log_probabilities(

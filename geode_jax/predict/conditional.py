@@ -15,6 +15,7 @@ from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.conditional_moments import conditional_draws, conditional_summary
 from geode_jax.predict.density import density_row_bytes, log_density_by_tree
+from geode_jax.predict.distance import by_distance
 from geode_jax.predict.rows import (
     PARTIAL_DRAWS,
     check_candidates,
@@ -27,6 +28,7 @@ from geode_jax.predict.rows import (
     partial_row_bytes,
     thinned,
 )
+from geode_jax.rows.frame import Frame, to_data, to_model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,15 +111,20 @@ class Conditional:
         wanted = self._columns(self.rows)
         result = np.repeat(wanted[None].astype(np.float64), num_samples, axis=0)
         missing = np.isnan(wanted)
-        partial = np.flatnonzero(missing.any(axis=1))
-        if partial.size == 0:
-            return result
+        for posterior, rows in by_distance(self.posterior, self.rows, np.flatnonzero(missing.any(axis=1))):
+            drawn = dataclasses.replace(self, posterior=posterior)._draws(key, rows, num_samples)
+            values = np.moveaxis(self._to_data(drawn), 1, 0)
+            result[:, rows] = np.where(missing[rows], values, result[:, rows])
+        return result
+
+    def _draws(self, key: KeyArray, rows: np.ndarray, num_samples: int) -> np.ndarray:
+        """Draws of the wanted features of some rows, (rows, num_samples, D'), each by its own key."""
         posterior = self.posterior
         with precision_of(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
-            x, is_observed = features_and_mask(posterior, self.rows[partial])
+            x, is_observed = features_and_mask(posterior, self.rows[rows])
             features, dictionary = self._index(), of_features(posterior)
-            drawn = map_partial_rows(
+            return map_partial_rows(
                 lambda seen, number: conditional_draws(
                     jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, number),
                     (dictionary, draws),
@@ -128,14 +135,11 @@ class Conditional:
                 ),
                 x,
                 is_observed,
-                partial.astype(np.int32),
+                rows.astype(np.int32),
                 root=posterior.noise_root,
                 bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates)
-                + x.itemsize * num_samples * wanted.shape[1],
+                + x.itemsize * num_samples * self._columns(x).shape[1],
             )
-        values = np.moveaxis(self._to_data(drawn), 1, 0)
-        result[:, partial] = np.where(missing[partial], values, result[:, partial])
-        return result
 
     def log_prob(self, values: ArrayLike) -> Float[np.ndarray, "n"]:
         """Log density, in nats, of the missing features at `values`, (n, D); entries at observed features are ignored.
@@ -150,23 +154,29 @@ class Conditional:
         if np.isnan(given[missing]).any():
             raise ValueError("values: expected a number wherever the rows have a missing value, got NaN")
         result = np.zeros(self.rows.shape[0])
-        partial = missing.any(axis=1)
-        if not partial.any():
-            return result
-        posterior, missing = self.posterior, missing[partial]
+        whole = self.rows.astype(np.float64)
+        columns = np.arange(whole.shape[1]) if self.features is None else self.features
+        whole[:, columns] = np.where(missing, given, self._columns(whole))
+        for posterior, rows in by_distance(self.posterior, whole, np.flatnonzero(missing.any(axis=1))):
+            part = dataclasses.replace(self, posterior=posterior)
+            result[rows] = part._log_prob_of(rows, whole[np.ix_(rows, columns)], missing[rows])
+        return result
+
+    def _log_prob_of(self, rows: np.ndarray, values: np.ndarray, missing: np.ndarray) -> np.ndarray:
+        """Log density of some rows' missing features at `values`, (rows, D')."""
+        posterior = self.posterior
         with precision_of(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
-            x, is_observed = features_and_mask(posterior, self.rows[partial])
+            x, is_observed = features_and_mask(posterior, self.rows[rows])
             average, factor, _ = self._blocks(x, is_observed, ())
-            at = (given[partial] - self._columns(posterior.shift)) / self._columns(posterior.scale)
+            at = to_model(values, Frame(self._columns(posterior.shift), self._columns(posterior.scale)), x.dtype)
             # the density of the shrunk distribution at a point is that of the original farther from the mean
             apart = np.where(missing, average + (at - average) / factor, self._columns(x)).astype(x.dtype)
             seen = partial_log_density_by_tree(posterior, draws, x, is_observed, self.num_candidates)
             whole = self._log_density_at(draws, x, is_observed, apart)
         by_tree = whole - seen
         units = missing @ np.log(self._columns(posterior.scale)) + missing.sum(axis=1) * np.log(factor[:, 0])
-        result[partial] = np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1]) - units
-        return result
+        return np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1]) - units
 
     def _log_density_at(
         self, draws: Draw, x: np.ndarray, is_observed: np.ndarray, wanted: np.ndarray
@@ -192,23 +202,20 @@ class Conditional:
         """Mean, and with `levels` standard deviation and quantiles, of all rows, (n, D) each."""
         wanted = self._columns(self.rows)
         missing = np.isnan(wanted)
-        partial = missing.any(axis=1)
         count = 1 if levels is None else 2 + len(levels)
         results = tuple(wanted.astype(np.float64) for _ in range(count))
         if levels is not None:
             results[1][:] = 0.0
-        if not partial.any():
-            return results
-        where = missing[partial]
-        with precision_of(self.posterior.dtype), one_blas_thread():
-            x, is_observed = features_and_mask(self.posterior, self.rows[partial])
-            average, *rest = self._blocks(x, is_observed, levels)
-        results[0][missing] = self._to_data(average)[where]
-        if levels is not None:
-            deviation = self._columns(self.posterior.scale) * np.asarray(rest[1], np.float64)
-            results[1][missing] = deviation[where]
-        for result, values in zip(results[2:], rest[2:], strict=True):
-            result[missing] = self._to_data(values)[where]
+        for posterior, rows in by_distance(self.posterior, self.rows, np.flatnonzero(missing.any(axis=1))):
+            with precision_of(posterior.dtype), one_blas_thread():
+                x, is_observed = features_and_mask(posterior, self.rows[rows])
+                found = dataclasses.replace(self, posterior=posterior)._blocks(x, is_observed, levels)
+            values = [self._to_data(found[0])]
+            if levels is not None:
+                deviation = self._columns(posterior.scale) * np.asarray(found[2], np.float64)
+                values += [deviation, *(self._to_data(quantile) for quantile in found[3:])]
+            for result, new in zip(results, values, strict=True):
+                result[rows] = np.where(missing[rows], new, result[rows])
         return results
 
     def _blocks(
@@ -242,7 +249,7 @@ class Conditional:
     def _to_data(self, x: np.ndarray) -> np.ndarray:
         """Model coordinates of the wanted features to the data's units."""
         posterior = self.posterior
-        return self._columns(posterior.shift) + self._columns(posterior.scale) * np.asarray(x, dtype=np.float64)
+        return to_data(x, Frame(self._columns(posterior.shift), self._columns(posterior.scale)))
 
 
 def condition(

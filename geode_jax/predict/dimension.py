@@ -41,14 +41,14 @@ def intrinsic_dimension(
     posterior, data = check_rows(posterior, X)
     num_candidates = check_candidates(posterior, num_candidates)
 
-    def of_complete(draws: Draw, x: np.ndarray) -> np.ndarray:
+    def of_complete(posterior: Posterior, draws: Draw, x: np.ndarray) -> np.ndarray:
         return map_row_blocks(
             lambda rows: jnp.swapaxes(node_probabilities(posterior.dictionary, draws, rows), 0, 1),
             x,
             bytes_per_row=density_row_bytes(draws, x),
         )
 
-    def of_partial(draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+    def of_partial(posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
         dictionary = of_features(posterior)
         return map_partial_rows(
             lambda seen: _node_probabilities_partial(dictionary, draws, seen, num_candidates=num_candidates),

@@ -15,6 +15,7 @@ from geode_jax.math.whitening import observe_rows
 from geode_jax.model.dictionary import Dictionary, coloured
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.distance import by_distance
 from geode_jax.predict.mixture import bytes_per_row, log_density_partial
 from geode_jax.rows.frame import to_model
 
@@ -119,24 +120,25 @@ def map_rows(
     posterior: Posterior,
     data: np.ndarray,
     num_draws: tuple[int | None, int | None],
-    of_complete: Callable[[Draw, np.ndarray], np.ndarray],
-    of_partial: Callable[[Draw, np.ndarray, np.ndarray], np.ndarray],
+    of_complete: Callable[[Posterior, Draw, np.ndarray], np.ndarray],
+    of_partial: Callable[[Posterior, Draw, np.ndarray, np.ndarray], np.ndarray],
 ) -> np.ndarray:
     """Results (n, ...) for rows in the data's units, with one function for complete rows and one for partial rows.
 
-    `of_complete` gets thinned draws and model coordinates; `of_partial` gets thinned draws and what
-    :func:`features_and_mask` returns. `num_draws`: draws per tree for each of the two.
+    `of_complete` gets the posterior, in float64 for rows far from the data, its thinned draws, and model coordinates;
+    `of_partial` gets these two and what :func:`features_and_mask` returns. `num_draws`: draws per tree for each.
     """
     is_partial = np.isnan(data).any(axis=1)
     index, parts = [], []
-    with precision_of(posterior.dtype), one_blas_thread():
-        if not is_partial.all():
-            index.append(np.flatnonzero(~is_partial))
-            x = to_model(data[~is_partial], posterior.frame, posterior.dtype)
-            parts.append(of_complete(thinned(posterior, num_draws[0]), x))
-        if is_partial.any():
-            index.append(np.flatnonzero(is_partial))
-            parts.append(of_partial(thinned(posterior, num_draws[1]), *features_and_mask(posterior, data[is_partial])))
+    for within, rows in by_distance(posterior, data, np.flatnonzero(~is_partial)):
+        with precision_of(within.dtype), one_blas_thread():
+            x = to_model(data[rows], within.frame, within.dtype)
+            parts.append(of_complete(within, thinned(within, num_draws[0]), x))
+        index.append(rows)
+    for within, rows in by_distance(posterior, data, np.flatnonzero(is_partial)):
+        with precision_of(within.dtype), one_blas_thread():
+            parts.append(of_partial(within, thinned(within, num_draws[1]), *features_and_mask(within, data[rows])))
+        index.append(rows)
     return np.concatenate(parts, dtype=np.float64)[np.argsort(np.concatenate(index))]
 
 

@@ -9,6 +9,11 @@ from geode_jax.rows.blocks import slices
 from geode_jax.rows.view import View
 
 
+# Bounds on model coordinates, where the data have an overall variance of 1: sums of their squares are finite. Rows
+# beyond count as if they were there.
+FARTHEST = {"float32": 1e15, "float64": 1e140}
+
+
 class Frame(NamedTuple):
     """Coordinates of the model: ``x = R^{-1} (y - shift) / scale``, shift and scale of shape (D,), float64.
 
@@ -52,12 +57,15 @@ def learn_frame(data: np.ndarray) -> Frame:
 def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
     """The data in model coordinates, (n, D); NaN stays NaN.
 
-    The subtraction is in float64, so that data far from the origin lose no digits.
+    The subtraction is in float64, so that data far from the origin lose no digits. Coordinates are bounded, so that
+    their squares are finite in this type.
     """
     x = np.empty(data.shape, dtype)
-    inverse = frame.inverse_root
+    inverse, farthest = frame.inverse_root, FARTHEST[x.dtype.name]
     for out, block in zip(_blocks(x), _blocks(data), strict=True):
-        scaled = (block - frame.shift) / frame.scale
+        with np.errstate(over="ignore"):
+            scaled = (block - frame.shift) / frame.scale
+        np.clip(scaled, -farthest, farthest, out=scaled)
         out[:] = scaled if inverse is None else scaled @ inverse
     return x
 
@@ -69,9 +77,12 @@ def view_in_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> View:
 
 
 def to_data(x: np.ndarray, frame: Frame) -> np.ndarray:
-    """The inverse of :func:`to_model`, in float64."""
+    """The inverse of :func:`to_model`, in float64; values beyond its range become its largest ones."""
     scaled = np.asarray(x, np.float64)
-    return frame.shift + frame.scale * (scaled if frame.root is None else scaled @ frame.root)
+    largest = np.finfo(np.float64).max
+    with np.errstate(over="ignore"):
+        found = frame.shift + frame.scale * (scaled if frame.root is None else scaled @ frame.root)
+    return np.clip(found, -largest, largest)
 
 
 def _blocks(data: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,0 +1,111 @@
+"""Rows however far from the data: finite answers, the same in float32 as in float64, and never a typical row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ANY_NOISE
+
+import geode_jax
+from geode_jax.interop.numpyro import PosteriorPredictive
+from geode_jax.predict import distance
+
+# up to the largest float64; 1e19 and 1e154 are where squares overflow in either type
+MAGNITUDES = [1e2, 1e4, 1e10, 1e19, 1e20, 1e39, 1e153, 1e155, 1.7e308]
+
+
+def _far_rows(magnitude):
+    """One feature, all features, both signs, with none, one or most of the others missing; (6, 6)."""
+    rows = np.full((6, 6), 40.0)
+    rows[:, 0] = magnitude
+    rows[1] = magnitude
+    rows[2] = -magnitude
+    rows[3, 1] = np.nan
+    rows[4, 1:] = np.nan
+    rows[5] = [magnitude, -magnitude, np.nan, 0.0, 1.0, np.nan]
+    return rows
+
+
+def _in_float32(posterior):
+    return jax.tree.map(
+        lambda leaf: leaf.astype(np.float32) if leaf.dtype == np.float64 and leaf.ndim > 1 else leaf, posterior
+    )
+
+
+@ANY_NOISE
+def test_finite_rows_give_finite_answers_at_any_distance(posterior):
+    for magnitude in MAGNITUDES:
+        rows = _far_rows(magnitude)
+        conditional = geode_jax.condition(posterior, rows)
+        answers = {
+            "log_density": geode_jax.log_density(posterior, rows),
+            "log_density_draws": geode_jax.log_density_draws(posterior, rows, num_draws=2),
+            "impute": np.stack(geode_jax.impute(posterior, rows)),
+            "impute_draws": geode_jax.impute_draws(jax.random.key(0), posterior, rows, 2),
+            "std": conditional.std(),
+            "log_prob": conditional.log_prob(np.full((6, 6), magnitude)),
+            "marginal": conditional.marginal([5, 2]).log_prob(np.full((6, 2), -magnitude)),
+            "intrinsic_dimension": geode_jax.intrinsic_dimension(posterior, rows),
+        }
+        for name, answer in answers.items():
+            assert np.isfinite(answer).all(), (name, magnitude)
+        lower, upper = answers["impute"][1:]
+        assert (lower <= upper).all()
+        assert (answers["log_density"] < -10.0).all()
+
+
+def test_densities_fall_with_the_distance(posterior):
+    densities = np.array([geode_jax.log_density(posterior, _far_rows(magnitude)[:3]) for magnitude in MAGNITUDES])
+    assert (np.diff(densities[:7], axis=0) < 0).all()  # those beyond the bound count as if they were there
+
+
+@ANY_NOISE
+def test_widths_in_float32_are_those_in_float64(posterior):
+    """The same numbers in either type; about rows a thousand and a million deviations away, and near the bound."""
+    with geode_jax._typing.precision_of(np.float64):
+        wide = distance.in_float64(posterior)
+    narrow = _in_float32(wide)
+    for deviations in (0.7 * distance.FARTHEST_IN_FLOAT32 * np.sqrt(6), 30.0, 1e3, 1e6):
+        rows = np.tile(posterior.shift, (3, 1))
+        rows[:, 0] += deviations * posterior.scale[0]
+        rows[1, 2] -= deviations * posterior.scale[2]
+        rows[:, 4:] = np.nan
+        widths = []
+        for held in (wide, narrow):
+            lower, upper = geode_jax.condition(held, rows).interval(0.9)
+            widths.append((upper - lower)[:, 4:])
+        np.testing.assert_allclose(widths[1], widths[0], rtol=1e-3, err_msg=f"{deviations} deviations")
+
+
+def test_only_far_rows_are_computed_in_float64(posterior):
+    rows = np.tile(posterior.shift, (4, 1))
+    rows[2, 1] += 2 * distance.FARTHEST_IN_FLOAT32 * np.sqrt(6) * posterior.scale[1]
+    pairs = [(held.dtype.name, index.tolist()) for held, index in distance.by_distance(posterior, rows)]
+    far = [("float32", [0, 1, 3]), ("float64", [2])]
+    assert pairs == (far if posterior.dtype == np.float32 else [("float64", [0, 1, 2, 3])])
+
+
+def test_numpyro_density(posterior):
+    predictive = PosteriorPredictive(posterior)
+    for magnitude in (1e10, 1e20, 3e38):
+        assert np.isfinite(predictive.log_prob(jnp.full((2, 6), magnitude, jnp.float32))).all()
+
+
+@pytest.fixture(scope="module")
+def model(data):
+    options = {"num_trees": 1, "max_rank": 2, "depth": 1, "num_warmup": 20, "num_samples": 20, "random_state": 0}
+    return geode_jax.GeodeDensity(**options).fit(data)
+
+
+def test_far_rows_are_novel(model, data):
+    for magnitude in MAGNITUDES[:-1]:  # scikit-learn's own check of the sum warns of the largest
+        assert (model.novelty(_far_rows(magnitude)[:3]) == 1.0 / (1 + len(data))).all(), magnitude
+
+
+def test_classes(data):
+    labels = (data[:, 0] > np.median(data[:, 0])).astype(int)
+    options = {"num_trees": 1, "max_rank": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+    model = geode_jax.GeodeClassifier(**options).fit(data, labels)
+    for magnitude in MAGNITUDES[:-1]:
+        found = model.predict_proba(_far_rows(magnitude))
+        np.testing.assert_allclose(found.sum(axis=1), 1.0)
