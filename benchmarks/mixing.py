@@ -32,6 +32,7 @@ from benchmarks.tables import load
 from geode_jax import diagnostics
 from geode_jax._typing import Array
 from geode_jax.gibbs import shrinkage, signal
+from geode_jax.gibbs.sweep import node_uniforms
 from geode_jax.model.joint import sample_prior
 from geode_jax.model.state import NodeSums, State
 from geode_jax.model.tree import tree_from_mask
@@ -103,13 +104,13 @@ def late_directions(num_rows: int, is_renewed: bool, rank: int, num_sweeps: int)
     start = eqx.tree_at(lambda it: it.log_sigma2, start, jnp.zeros_like(start.log_sigma2))
 
     def step(state: State, key: Array) -> tuple[State, Array]:
-        key_u, key_tail, key_tau = jax.random.split(key, 3)
-        moved = signal.move(key_u, state, sums, tree, settings)
+        uniforms = node_uniforms(key, state)
+        moved = signal.move(uniforms, state, sums, tree, settings)
         state = eqx.tree_at(lambda it: it.log_neg_log_u, state, moved)
         if is_renewed:
-            renewed = shrinkage.renew(key_tail, state, sums, tree, prior)
+            renewed = shrinkage.renew(uniforms, state, sums, tree, prior)
             state = eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), state, renewed)
-        state = eqx.tree_at(lambda it: it.tau_excess, state, shrinkage.move(key_tau, state, prior))
+        state = eqx.tree_at(lambda it: it.tau_excess, state, shrinkage.move(uniforms, state, prior))
         return state, state.log_delta[:, jnp.asarray([rank // 2 - 1, rank - 1])]
 
     keys = jax.random.split(jax.random.key(1), num_sweeps)

@@ -20,7 +20,8 @@ from benchmarks.tables import load
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array
 from geode_jax.gibbs import membership, noise, rank, shrinkage, signal, tree_weights
-from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
+from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, rank_uniforms, step
+from geode_jax.gibbs.sweep import node_uniforms
 from geode_jax.model.problem import Problem
 from geode_jax.model.state import node_sums
 from geode_jax.model.statistics import Statistics
@@ -61,25 +62,38 @@ def blocks() -> dict[str, Callable[[Array, Chain, Problem], Any]]:
         node = (chain.state.node + jax.random.randint(key, (), 0, 2)) % problem.tree.num_nodes
         return node_sums(eqx.tree_at(lambda it: it.node, chain.state, node), problem.statistics)
 
+    def ranks(key: Array, chain: Chain, problem: Problem) -> Any:
+        uniforms = rank_uniforms(key, chain.state)
+        return (
+            rank.draw_dimension(uniforms, chain.sums, chain.state.log_sigma2, problem.is_available, problem.tree),
+            rank.adapt(uniforms, chain.state, problem.is_available, jnp.asarray(100), adaptation)[:2],
+        )
+
     return {
         "floor": lambda key, chain, problem: jnp.sum(problem.statistics.squared * chain.state.tau_excess[0, 0]),
         "membership": lambda key, chain, problem: membership.draw(
             key, chain.state, problem.statistics, problem.tree, problem.num_features
         ),
         "node sums": sums,
-        "u": lambda key, chain, problem: signal.move(key, chain.state, chain.sums, problem.tree, problem.shrinkage),
-        "tau": lambda key, chain, problem: shrinkage.move(key, chain.state, problem.prior),
-        "tail": lambda key, chain, problem: shrinkage.renew(key, chain.state, chain.sums, problem.tree, problem.prior),
+        "u": lambda key, chain, problem: signal.move(
+            node_uniforms(key, chain.state), chain.state, chain.sums, problem.tree, problem.shrinkage
+        ),
+        "tau": lambda key, chain, problem: shrinkage.move(node_uniforms(key, chain.state), chain.state, problem.prior),
+        "tail": lambda key, chain, problem: shrinkage.renew(
+            node_uniforms(key, chain.state), chain.state, chain.sums, problem.tree, problem.prior
+        ),
         "sigma": lambda key, chain, problem: noise.move(
-            key, chain.state, chain.sums, problem.tree, problem.prior, problem.num_features
+            node_uniforms(key, chain.state),
+            chain.state,
+            chain.sums,
+            problem.tree,
+            problem.prior,
+            problem.num_features,
         ),
         "weights": lambda key, chain, problem: tree_weights.move(
-            key, chain.state, chain.sums, problem.tree, problem.prior
+            node_uniforms(key, chain.state), chain.state, chain.sums, problem.tree, problem.prior
         ),
-        "ranks": lambda key, chain, problem: (
-            rank.adapt(key, chain.state, problem.is_available, jnp.asarray(100), adaptation)[:2],
-            rank.draw_dimension(key, chain.sums, chain.state.log_sigma2, problem.is_available, problem.tree),
-        ),
+        "ranks": ranks,
         "what is kept": lambda key, chain, problem: draw_of(chain, problem).log_joint,
     }
 

@@ -9,6 +9,7 @@ from unittest import mock
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import small
 
 from geode_jax.gibbs import membership, missing, noise, shrinkage, signal, tree_weights
 from geode_jax.settings import DirectMembership, Prior, PublishedShrinkage, SliceMembership
@@ -87,7 +88,11 @@ def _stale_sums():
 def _constant_key():
     """sigma2 always draws with the same key."""
     original = noise.move
-    return mock.patch.object(noise, "move", lambda key, *rest: original(jax.random.key(0), *rest))
+
+    def repeated(_, state, *rest):
+        return original(small.uniforms(jax.random.key(0), state.log_sigma2.dtype), state, *rest)
+
+    return mock.patch.object(noise, "move", repeated)
 
 
 def _membership_without_weights():

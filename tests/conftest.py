@@ -40,7 +40,6 @@ install_import_hook([f"geode_jax.{name}" for name in _CHECKED if "__" not in nam
 
 from geode_jax import DictionarySettings, SamplerSettings, fit  # noqa: E402  (after the hook)
 
-
 # Compiled without LLVM's costly passes, in the default run and among the longer proofs alike, so that both share what
 # they compile: most programs are used a few times each. Benchmarks and the demo of `.ci/run` are compiled as users'
 # programs are.

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax.math.lowrank import masked_gram, missing_root
+from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
@@ -127,6 +128,11 @@ def make_partial_rows(dictionary, x, mask=MASK, num_groups=2):
 
 def sums_of(problem: Problem, state: State):
     return node_sums(state, problem.statistics)
+
+
+def uniforms(key, dtype=jnp.float32):
+    """Enough for any one update of the small problem's nodes."""
+    return Uniforms(key, 64, dtype)
 
 
 def keys(seed, count):

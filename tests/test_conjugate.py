@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small
 from scipy import stats
 
 from geode_jax._typing import precision_of
 from geode_jax.math.conjugate import move_log_gamma, move_logit_beta
+from geode_jax.math.uniforms import Uniforms
 
 SHAPES = (1e-2, 0.5, 1.0, 3.0, 100.0, 1e4, 1e8)
 BETA_SHAPES = (1e-2, 0.5, 1.0, 5.0, 1e3, 1e6)
@@ -15,14 +17,15 @@ BETAS = [(a, b) for a in BETA_SHAPES for b in BETA_SHAPES]
 NUM_DRAWS = 20_000
 
 
-def _moved(move, dtype, parameters, start):
+def _moved(move_of, dtype, parameters, start):
     """What eight moves make of a start, and the smallest share of lanes that one of them moved."""
     with precision_of(dtype):
         columns = jnp.asarray(parameters, dtype).T[:, :, None]
         tiled = list(jnp.broadcast_to(columns, (*columns.shape[:2], NUM_DRAWS)))
-        move, held, shares = jax.jit(move), jnp.full_like(tiled[0], start), []
+        held, shares = jnp.full_like(tiled[0], start), []
+        move = jax.jit(lambda key, held: move_of(Uniforms(key, 3 * held.size, dtype), held, *tiled))
         for number in range(8):
-            held, last = move(jax.random.key(number), held, *tiled), held
+            held, last = move(jax.random.key(number), held), held
             shares.append(np.mean(np.asarray(held != last), axis=1).min())
         return np.asarray(held, np.float64), min(shares)
 
@@ -58,7 +61,7 @@ def test_moves_show_what_is_not_finite():
     """A lane that cannot be moved is not kept as it was."""
     bad = jnp.asarray([1.0, jnp.nan, 2.0])
     for moved in (
-        move_log_gamma(jax.random.key(0), jnp.zeros(3), bad, jnp.ones(3)),
-        move_logit_beta(jax.random.key(0), jnp.zeros(3), bad, jnp.ones(3)),
+        move_log_gamma(small.uniforms(jax.random.key(0)), jnp.zeros(3), bad, jnp.ones(3)),
+        move_logit_beta(small.uniforms(jax.random.key(0)), jnp.zeros(3), bad, jnp.ones(3)),
     ):
         np.testing.assert_array_equal(np.isnan(np.asarray(moved)), [False, True, False])

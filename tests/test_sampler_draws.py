@@ -6,6 +6,7 @@ for memberships). With the identity test this pins the draws to the joint. False
 
 import functools
 import itertools
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -18,14 +19,15 @@ from scipy import special, stats
 
 from geode_jax._typing import precision_of
 from geode_jax.gibbs import membership, noise, shrinkage, signal, tree_weights
-from geode_jax.gibbs.chain import initial_chain
-from geode_jax.gibbs.sweep import sweep
+from geode_jax.gibbs.chain import Chain, initial_chain, step
+from geode_jax.gibbs.sweep import node_uniforms, sweep
+from geode_jax.model.draw import Adaptation
 from geode_jax.model.joint import sample_prior, simulate
 from geode_jax.model.problem import Problem
 from geode_jax.model.state import NodeSums, half_count_and_rate, node_sums
 from geode_jax.model.statistics import Statistics
 from geode_jax.model.tree import tree_from_mask
-from geode_jax.settings import DirectMembership, ExactShrinkage, Prior
+from geode_jax.settings import DirectMembership, ExactShrinkage, Prior, RankAdaptation
 
 NUM_DRAWS = 4000
 LEVEL = 1e-4
@@ -98,32 +100,36 @@ def _repeated(step, times):
     return draw
 
 
+def _uniforms(key, state):
+    return small.uniforms(key, state.log_sigma2.dtype)
+
+
 def _move_u(key, problem, state, sums):
-    moved = signal.move(key, state, sums, problem.tree, ExactShrinkage())
+    moved = signal.move(_uniforms(key, state), state, sums, problem.tree, ExactShrinkage())
     return eqx.tree_at(lambda it: it.log_neg_log_u, state, moved)
 
 
 def _move_tau(key, problem, state, sums):
-    return eqx.tree_at(lambda it: it.tau_excess, state, shrinkage.move(key, state, problem.prior))
+    return eqx.tree_at(lambda it: it.tau_excess, state, shrinkage.move(_uniforms(key, state), state, problem.prior))
 
 
 def _move_noise(key, problem, state, sums):
-    moved = noise.move(key, state, sums, problem.tree, problem.prior, problem.num_features)
+    moved = noise.move(_uniforms(key, state), state, sums, problem.tree, problem.prior, problem.num_features)
     return eqx.tree_at(lambda it: it.log_sigma2, state, moved)
 
 
 def _move_weights(key, problem, state, sums):
-    moved = tree_weights.move(key, state, sums, problem.tree, problem.prior)
+    moved = tree_weights.move(_uniforms(key, state), state, sums, problem.tree, problem.prior)
     return eqx.tree_at(lambda it: (it.logit_stop, it.logit_right), state, moved)
 
 
 def _move_concentration(key, problem, state, sums):
-    moved = tree_weights.move_concentration(key, state, problem.tree, problem.prior)
+    moved = tree_weights.move_concentration(_uniforms(key, state), state, problem.tree, problem.prior)
     return eqx.tree_at(lambda it: it.log_stop_concentration, state, moved)
 
 
 def _renew(key, problem, state, sums):
-    renewed = shrinkage.renew(key, state, sums, problem.tree, problem.prior)
+    renewed = shrinkage.renew(_uniforms(key, state), state, sums, problem.tree, problem.prior)
     return eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), state, renewed)
 
 
@@ -468,15 +474,35 @@ def test_directions_without_rows_follow_the_prior_soon():
     @jax.jit
     def run(state):
         def step(state, key):
-            keys = jax.random.split(key, 3)
-            moved = signal.move(keys[0], state, nothing, tree, ExactShrinkage())
+            uniforms = node_uniforms(key, state)
+            moved = signal.move(uniforms, state, nothing, tree, ExactShrinkage())
             state = eqx.tree_at(lambda it: it.log_neg_log_u, state, moved)
-            renewed = shrinkage.renew(keys[1], state, nothing, tree, Prior())
+            renewed = shrinkage.renew(uniforms, state, nothing, tree, Prior())
             state = eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), state, renewed)
-            return eqx.tree_at(lambda it: it.tau_excess, state, shrinkage.move(keys[2], state, Prior())), None
+            return eqx.tree_at(lambda it: it.tau_excess, state, shrinkage.move(uniforms, state, Prior())), None
 
         return jax.lax.scan(step, state, small.keys(1, num_sweeps))[0]
 
     log_delta = np.asarray(run(state).log_delta[:, -1])
     mean = rank * np.e * special.exp1(1.0)  # of log tau for tau - 1 ~ Exp(1)
     assert abs(log_delta.mean() - mean) < 4.0 * log_delta.std() / np.sqrt(63)
+
+
+def test_a_sweep_uses_the_uniform_variables_that_it_draws():
+    """None twice, and none drawn for nothing."""
+    problem, state = _setting(np.float32)
+    held = []
+    original = small.Uniforms.__init__
+
+    def noted(self, *arguments):
+        original(self, *arguments)
+        held.append(self)
+
+    with mock.patch.object(small.Uniforms, "__init__", noted):
+        tallies = Adaptation(jnp.zeros_like(state.tau_excess), jnp.zeros(()))
+        chain = Chain(state, small.sums_of(problem, state), jnp.zeros(7, jnp.int32), tallies)
+        number = jnp.asarray(0)
+        jax.eval_shape(lambda key: step(key, problem, number, RankAdaptation(), chain, number), jax.random.key(0))
+    assert [uniforms.left for uniforms in held] == [0, 0]
+    with pytest.raises(ValueError, match="only 0 are left"):
+        held[0].take(1)

@@ -9,6 +9,7 @@ from scipy import stats
 
 from geode_jax._typing import precision_of
 from geode_jax.math.truncated import draw_log_truncated_gamma, log_lower_gamma_at_one, move_log_truncated_gamma
+from geode_jax.math.uniforms import Uniforms
 
 SHAPES = (0.5, 1.0, 7.0, 1e3, 1e6, 1e9, 1e12)
 RATES = (1.0, 3.0, 1e2, 1e5, 1e9)
@@ -113,7 +114,8 @@ def test_moves_keep_the_truncated_gamma():
     for start in (draw_log_truncated_gamma(jax.random.key(0), *tiled), jnp.full_like(tiled[0], -70.0), 0 * tiled[0]):
         log_t = start
         for number in range(8):
-            log_t, last = move(jax.random.key(number + 1), log_t, *tiled), log_t
+            uniforms = Uniforms(jax.random.key(number + 1), 2 * log_t.size, np.float32).take(2, *log_t.shape)
+            log_t, last = move(uniforms, log_t, *tiled), log_t
         assert np.mean(np.asarray(log_t != last), axis=1).min() > 0.88
         p_values = [
             stats.kstest(np.exp(np.asarray(draws, np.float64)), _cdf(*point)).pvalue
@@ -124,6 +126,7 @@ def test_moves_keep_the_truncated_gamma():
 
 def test_moves_show_what_is_not_finite():
     """A lane that cannot be drawn is not kept as it was."""
-    moved = move_log_truncated_gamma(jax.random.key(0), jnp.zeros(3), jnp.asarray([1.0, jnp.nan, 1.0]), jnp.ones(3))
+    uniforms = Uniforms(jax.random.key(0), 6, np.float32).take(2, 3)
+    moved = move_log_truncated_gamma(uniforms, jnp.zeros(3), jnp.asarray([1.0, jnp.nan, 1.0]), jnp.ones(3))
     assert np.isfinite(np.asarray(moved)[[0, 2]]).all()
     assert np.isnan(np.asarray(moved)[1])

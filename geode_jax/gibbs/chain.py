@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from geode_jax._typing import Array, Int, KeyArray
 from geode_jax.gibbs import missing, rank
 from geode_jax.gibbs.sweep import sweep
+from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.draw import Adaptation, Draw
 from geode_jax.model.joint import log_joint, sample_log_stop_concentration
 from geode_jax.model.problem import Problem
@@ -104,6 +105,11 @@ def _tally(old: Adaptation, count: Array, has_passed: Array, is_tallied: Array) 
     )
 
 
+def rank_uniforms(key: KeyArray, state: State) -> Uniforms:
+    """As many as the draw of the dimensions and a step of the rank adaptation take."""
+    return Uniforms(key, 1 + 2 * state.log_neg_log_u.shape[0], state.log_sigma2.dtype)
+
+
 def step(
     key: KeyArray,
     problem: Problem,
@@ -113,12 +119,13 @@ def step(
     index: Int[Array, ""],
 ) -> Chain:
     """Sweep number `index`; during warm-up, followed by a step of the rank adaptation."""
-    key_sweep, key_rank, key_dimension = jax.random.split(key, 3)
+    key_sweep, key_rank = jax.random.split(key)
     state, sums = sweep(key_sweep, chain.state, chain.sums, problem)
-    dimension = rank.draw_dimension(key_dimension, sums, state.log_sigma2, problem.is_available, problem.tree)
+    uniforms = rank_uniforms(key_rank, state)
+    dimension = rank.draw_dimension(uniforms, sums, state.log_sigma2, problem.is_available, problem.tree)
     if adaptation is None:
         return Chain(state, sums, dimension, chain.adaptation)
-    adapted, is_taken, has_passed = rank.adapt(key_rank, state, problem.is_available, index, adaptation)
+    adapted, is_taken, has_passed = rank.adapt(uniforms, state, problem.is_available, index, adaptation)
     in_warmup = index < num_warmup
     # the first half of warm-up still depends on the start
     is_tallied = is_taken & in_warmup & (2 * index >= num_warmup)

@@ -3,8 +3,9 @@
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from geode_jax._typing import Array, Count, Float, KeyArray
+from geode_jax._typing import Array, Count, Float
 from geode_jax.math.conjugate import move_log_gamma
+from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.state import NodeSums, State
 from geode_jax.model.tree import Tree
 from geode_jax.settings import Prior
@@ -23,11 +24,11 @@ def _gamma_parameters(
 
 
 def move(
-    key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: Count
+    uniforms: Uniforms, state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: Count
 ) -> Float[Array, "S"]:
     """New log sigma2, by Metropolis steps that accept nearly nine in ten proposals."""
     shape, rate = _gamma_parameters(state, sums, tree, prior, num_features)
-    return -move_log_gamma(key, -state.log_sigma2, shape, rate)
+    return -move_log_gamma(uniforms, -state.log_sigma2, shape, rate)
 
 
 def log_conditional(state: State, sums: NodeSums, tree: Tree, prior: Prior, num_features: Count) -> Float[Array, "S"]:

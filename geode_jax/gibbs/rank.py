@@ -6,10 +6,10 @@ reported compares the variance of the node's rows along a direction with the noi
 """
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 
-from geode_jax._typing import Array, Bool, Float, Int, KeyArray
+from geode_jax._typing import Array, Bool, Float, Int
+from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.state import NodeSums, State, running_sum
 from geode_jax.model.tree import Tree
 from geode_jax.settings import RankAdaptation
@@ -33,7 +33,7 @@ def log_variance_shares(state: State) -> Float[Array, "K d"]:
 
 
 def adapt(
-    key: KeyArray,
+    uniforms: Uniforms,
     state: State,
     is_available: Bool[Array, "K d"],
     sweep: Int[Array, ""],
@@ -43,16 +43,15 @@ def adapt(
 
     The step is taken with probability exp(c0 + c1 t). A direction that returns is first tested at the next step.
     """
-    key_coin, key_return = jax.random.split(key)
     dtype = state.log_ratio.dtype
     probability = jnp.exp(settings.intercept + settings.slope * sweep.astype(dtype))
-    is_taken = jax.random.uniform(key_coin, (), dtype) < probability
+    is_taken = uniforms.take() < probability
 
     shares = log_variance_shares(state)
     is_removed = state.is_active & (shares < jnp.log(jnp.asarray(settings.tolerance, dtype)))
     is_missing = is_available & ~state.is_active
     # one removed direction returns, with probability proportional to its last share
-    choice = _categorical(key_return, jnp.where(is_missing, state.log_ratio, -jnp.inf))
+    choice = _categorical(uniforms, jnp.where(is_missing, state.log_ratio, -jnp.inf))
     is_chosen = jnp.arange(is_available.shape[-1]) == choice[:, None]
     is_returned = is_chosen & is_missing & ~is_removed.any(axis=-1, keepdims=True)
 
@@ -89,16 +88,16 @@ def log_dimension_odds(
 
 
 def draw_dimension(
-    key: KeyArray, sums: NodeSums, log_sigma2: Float[Array, "S"], is_available: Bool[Array, "K d"], tree: Tree
+    uniforms: Uniforms, sums: NodeSums, log_sigma2: Float[Array, "S"], is_available: Bool[Array, "K d"], tree: Tree
 ) -> Int[Array, "K"]:
     """Every node's intrinsic dimension, drawn from its posterior given the rest."""
     odds = log_dimension_odds(sums, log_sigma2, is_available, tree)
-    return _categorical(key, odds)
+    return _categorical(uniforms, odds)
 
 
-def _categorical(key: KeyArray, logits: Float[Array, "K m"]) -> Int[Array, "K"]:
+def _categorical(uniforms: Uniforms, logits: Float[Array, "K m"]) -> Int[Array, "K"]:
     """A draw for each row by one uniform variable and the inverse CDF; m for rows without any weight."""
     largest = logits.max(axis=-1, keepdims=True)
     running = running_sum(jnp.exp(logits - jnp.where(jnp.isfinite(largest), largest, 0.0)))
-    level = jax.random.uniform(key, (logits.shape[0], 1), logits.dtype) * running[:, -1:]
+    level = uniforms.take(logits.shape[0], 1) * running[:, -1:]
     return jnp.sum(running <= level, axis=-1, dtype=jnp.int32)

@@ -17,13 +17,13 @@ The published step drops the normaliser and the other tau's.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Bool, Float, KeyArray
-from geode_jax.math.log_concave import Target, in_lanes, move_log_concave, out_of_lanes
+from geode_jax._typing import Array, Bool, Float
+from geode_jax.math.log_concave import Target, in_lanes, move_log_concave, num_lanes, out_of_lanes
 from geode_jax.math.truncated import log_lower_gamma_at_one, normaliser_correction
+from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.state import NodeSums, State, half_count_and_rate, running_sum
 from geode_jax.model.tree import Tree
 from geode_jax.settings import Prior
@@ -34,20 +34,19 @@ _LARGEST_SPAN, _LARGEST_PULL = 18.0, 60.0
 
 
 def renew(
-    key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior
+    uniforms: Uniforms, state: State, sums: NodeSums, tree: Tree, prior: Prior
 ) -> tuple[Float[Array, "K d"], Float[Array, "K d"]]:
     """Joint update of (log(-log u), tau - 1) from a random active direction of every node on.
 
     One Metropolis step per node: tau is proposed from its prior, with ``delta * -log u`` unchanged.
     """
-    key_cut, key_tau, key_coin = jax.random.split(key, 3)
-    shape, dtype = state.tau_excess.shape, state.tau_excess.dtype
+    shape = state.tau_excess.shape
     order = jnp.cumsum(state.is_active, axis=-1)
-    cut = jax.random.uniform(key_cut, (shape[0], 1), dtype) * order[:, -1:]
+    cut = uniforms.take(shape[0], 1) * order[:, -1:]
     is_renewed = state.is_active & (order > cut)
-    proposed = jax.random.exponential(key_tau, shape, dtype) / prior.tau_rate
+    proposed = uniforms.exponential(*shape) / prior.tau_rate
     log_neg_log_u, tau_excess, log_ratio = _renewal(state, is_renewed, proposed, sums, tree)
-    is_refused = jnp.log(jax.random.uniform(key_coin, (shape[0],), dtype)) > log_ratio
+    is_refused = jnp.log(uniforms.take(shape[0])) > log_ratio
     return (
         jnp.where(is_refused[:, None], state.log_neg_log_u, log_neg_log_u),
         jnp.where(is_refused[:, None], state.tau_excess, tau_excess),
@@ -77,13 +76,13 @@ def _renewal(
 class _Half(NamedTuple):
     """Every second active direction: which places hold one, and which of these have another direction after them."""
 
-    key: KeyArray
+    uniforms: Float[Array, "*halves 2 lanes"]
     log_neg_log_u: Float[Array, "*halves K h"]
     is_filled: Bool[Array, "*halves K h"]
     is_followed: Bool[Array, "*halves K h"]
 
 
-def move(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
+def move(uniforms: Uniforms, state: State, prior: Prior) -> Float[Array, "K d"]:
     """New tau - 1 given u: deltas at even places are updated given those at odd ones, then the other way round.
 
     Places count the node's active directions. Nine in ten of these Metropolis proposals are accepted.
@@ -110,7 +109,7 @@ def move(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
         return (before + own, after, jnp.roll(own, -1, axis=-1)), None
 
     halves = _Half(
-        jax.random.split(key),
+        uniforms.take(2, 2, num_lanes(num_nodes * half)),
         jnp.stack([log_neg_log_u[:, :half], log_neg_log_u[:, half:]]),
         places < number,
         places + 1 < number,
@@ -129,9 +128,11 @@ def _move_half(
     span = own + after
     lane, base, log_neg_log_u, total, is_followed = in_lanes(own, before, half.log_neg_log_u, span, half.is_followed)
     target, mode = _delta_target(base, log_neg_log_u, total, is_followed, prior.tau_rate)
-    moved = mode + move_log_concave(
-        half.key, lane - mode, target, log_factor=lambda z: normaliser_correction(base + jnp.maximum(mode + z, 0.0))
-    )
+
+    def log_factor(z: Array) -> Array:
+        return normaliser_correction(base + jnp.maximum(mode + z, 0.0))
+
+    moved = mode + move_log_concave(half.uniforms, lane - mode, target, log_factor)
     moved = jnp.clip(out_of_lanes(moved, own), 0.0, jnp.where(half.is_followed, span, jnp.inf))
     return jnp.where(half.is_filled, moved, own), jnp.where(half.is_followed, span - moved, after)
 
@@ -177,10 +178,10 @@ def _delta_target(
     return Target(potential, points, lower, upper), mode
 
 
-def draw_published(key: KeyArray, state: State, prior: Prior) -> Float[Array, "K d"]:
+def draw_published(uniforms: Uniforms, state: State, prior: Prior) -> Float[Array, "K d"]:
     """New tau - 1 by the paper's step 4: ``Exp(a - sum over j >= m of log u_j)`` on [1, inf)."""
     later = jnp.cumsum(state.neg_log_u[:, ::-1], axis=-1)[:, ::-1]
-    drawn = jax.random.exponential(key, later.shape, later.dtype) / (prior.tau_rate + later)
+    drawn = uniforms.exponential(*later.shape) / (prior.tau_rate + later)
     return jnp.where(state.is_active, drawn, state.tau_excess)
 
 

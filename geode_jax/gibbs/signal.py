@@ -2,9 +2,10 @@
 
 import jax.numpy as jnp
 
-from geode_jax._typing import Array, Float, KeyArray
+from geode_jax._typing import Array, Float
 from geode_jax.math.log_concave import in_lanes, out_of_lanes
 from geode_jax.math.truncated import move_log_truncated_gamma
+from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.state import NodeSums, State, half_count_and_rate
 from geode_jax.model.tree import Tree
 from geode_jax.settings import ExactShrinkage, PublishedShrinkage
@@ -27,7 +28,7 @@ def _log_shape(log_delta: Array, added: Array) -> Array:
 
 
 def move(
-    key: KeyArray,
+    uniforms: Uniforms,
     state: State,
     sums: NodeSums,
     tree: Tree,
@@ -35,7 +36,7 @@ def move(
 ) -> Float[Array, "K d"]:
     """New log(-log u), by Metropolis steps that accept more than nine in ten; removed directions keep theirs."""
     old, log_delta, added, rate = in_lanes(state.log_neg_log_u, *_gamma_parameters(state, sums, tree, shrinkage))
-    moved = move_log_truncated_gamma(key, old, _log_shape(log_delta, added), rate)
+    moved = move_log_truncated_gamma(uniforms.take(2, old.size), old, _log_shape(log_delta, added), rate)
     return jnp.where(state.is_active, out_of_lanes(moved, state.log_neg_log_u), state.log_neg_log_u)
 
 

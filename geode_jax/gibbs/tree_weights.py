@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import betaln, gammaln
 
-from geode_jax._typing import Array, Float, KeyArray
+from geode_jax._typing import Array, Float
 from geode_jax.math.conjugate import move_log_gamma, move_logit_beta
+from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.state import NodeSums, State
 from geode_jax.model.tree import Tree
 from geode_jax.settings import GammaPrior, Prior
@@ -20,12 +21,12 @@ def _gamma_parameters(state: State, tree: Tree, prior: GammaPrior) -> tuple[Arra
     return prior.shape + tree.is_internal.sum().astype(log_move.dtype), prior.rate - log_move.sum()
 
 
-def move_concentration(key: KeyArray, state: State, tree: Tree, prior: Prior) -> Float[Array, ""]:
+def move_concentration(uniforms: Uniforms, state: State, tree: Tree, prior: Prior) -> Float[Array, ""]:
     """New log a_S; the old one where a_S is given."""
     if not isinstance(prior.stop_concentration, GammaPrior):
         return state.log_stop_concentration
     shape, rate = _gamma_parameters(state, tree, prior.stop_concentration)
-    return move_log_gamma(key, state.log_stop_concentration, shape, rate)
+    return move_log_gamma(uniforms, state.log_stop_concentration, shape, rate)
 
 
 def log_conditional_of_concentration(state: State, tree: Tree, prior: Prior) -> Float[Array, ""]:
@@ -47,13 +48,14 @@ def _beta_parameters(state: State, sums: NodeSums, tree: Tree, prior: Prior) -> 
 
 
 def move(
-    key: KeyArray, state: State, sums: NodeSums, tree: Tree, prior: Prior
+    uniforms: Uniforms, state: State, sums: NodeSums, tree: Tree, prior: Prior
 ) -> tuple[Float[Array, "K"], Float[Array, "K"]]:
     """New (logit_stop, logit_right), by Metropolis steps that accept nearly nine in ten proposals."""
     stop_a, stop_b, right_a, right_b = _beta_parameters(state, sums, tree, prior)
     # logit S of leaves is infinite and not used
     old = jnp.where(tree.is_internal, jnp.stack([state.logit_stop, state.logit_right]), 0.0)
-    logit_stop, logit_right = move_logit_beta(key, old, jnp.stack([stop_a, right_a]), jnp.stack([stop_b, right_b]))
+    a, b = jnp.stack([stop_a, right_a]), jnp.stack([stop_b, right_b])
+    logit_stop, logit_right = move_logit_beta(uniforms, old, a, b)
     return jnp.where(tree.is_internal, logit_stop, jnp.inf), jnp.where(tree.is_internal, logit_right, 0.0)
 
 

@@ -6,16 +6,17 @@ round. These steps make one proposal each: see :func:`geode_jax.math.log_concave
 
 import jax.numpy as jnp
 
-from geode_jax._typing import Array, Float, KeyArray
+from geode_jax._typing import Array, Float
 from geode_jax.math.log_concave import Potential, Target, in_lanes, move_log_concave, out_of_lanes
 from geode_jax.math.truncated import exp_remainder
+from geode_jax.math.uniforms import Uniforms
 
 # Beyond this, the potential of a beta variable is computed without an exponential that could overflow.
 _LARGE = 20.0
 
 
 def move_log_gamma(
-    key: KeyArray, old: Float[Array, "..."], shape: Float[Array, "..."], rate: Float[Array, "..."]
+    uniforms: Uniforms, old: Float[Array, "..."], shape: Float[Array, "..."], rate: Float[Array, "..."]
 ) -> Float[Array, "..."]:
     """A Metropolis step for ``log G`` that leaves G ~ Gamma(shape, rate) invariant; most lanes change, at any `old`.
 
@@ -27,11 +28,11 @@ def move_log_gamma(
         return shape * exp_remainder(-z), shape * jnp.expm1(z)
 
     width = jnp.sqrt(2.0 / shape) + 1.0 / shape  # about one unit of the potential to the left, where it grows slowest
-    return out_of_lanes(_moved(key, lane, jnp.log(shape / rate), potential, width), old)
+    return out_of_lanes(_moved(uniforms, lane, jnp.log(shape / rate), potential, width), old)
 
 
 def move_logit_beta(
-    key: KeyArray, old: Float[Array, "..."], a: Float[Array, "..."], b: Float[Array, "..."]
+    uniforms: Uniforms, old: Float[Array, "..."], a: Float[Array, "..."], b: Float[Array, "..."]
 ) -> Float[Array, "..."]:
     """A Metropolis step for the logit of B that leaves B ~ Beta(a, b) invariant; most lanes change, at any `old`.
 
@@ -53,13 +54,13 @@ def move_logit_beta(
         return total * (log_ratio - share * z), curvature * jnp.where(is_large, 1.0 - decay, growth) / ratio
 
     width = jnp.sqrt(2.0 / curvature) + 1.0 / smaller
-    return out_of_lanes(sign * _moved(key, sign * lane, sign * (jnp.log(a) - jnp.log(b)), potential, width), old)
+    return out_of_lanes(sign * _moved(uniforms, sign * lane, sign * (jnp.log(a) - jnp.log(b)), potential, width), old)
 
 
-def _moved(key: KeyArray, old: Array, mode: Array, potential: Potential, width: Array) -> Array:
+def _moved(uniforms: Uniforms, old: Array, mode: Array, potential: Potential, width: Array) -> Array:
     """The step of a variable, given the potential of its distance from the mode; `width` is on the left of the mode."""
     boundless = jnp.full_like(mode, jnp.inf)
     target = Target(potential, (-width, jnp.zeros_like(mode), jnp.log1p(width)), -boundless, boundless)
     start = old - mode
-    new = move_log_concave(key, start, target)
+    new = move_log_concave(uniforms.take(2, *start.shape), start, target)
     return jnp.where(new == start, old, mode + new)

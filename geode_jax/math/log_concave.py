@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geode_jax._typing import Array, Bool, Float, KeyArray, Shaped
+from geode_jax.math.uniforms import Uniforms
 
 Potential = Callable[[Array], tuple[Array, Array]]
 # Below this product of slope and width a piece is flat to within rounding.
@@ -35,12 +36,17 @@ class Target(NamedTuple):
     upper: Array
 
 
+def num_lanes(size: int) -> int:
+    """Length of a row of whole vectors that holds `size` numbers."""
+    return size + -size % _VECTOR
+
+
 def in_lanes(*arrays: Array) -> list[Shaped[Array, "lanes"]]:
     """Arrays of one shape, each flattened to a row of whole vectors; unused lanes at the end hold ones.
 
     They should be cheap to compute: compilers compute them one by one where they write the row.
     """
-    spare = -arrays[0].size % _VECTOR
+    spare = num_lanes(arrays[0].size) - arrays[0].size
     return [jnp.pad(array.ravel(), (0, spare), constant_values=1) for array in arrays]
 
 
@@ -118,10 +124,6 @@ def _log_ratio(pieces: list[_Piece], target: Target, x: Array) -> Array:
     return jnp.maximum(jnp.maximum(heights[0], heights[1]), heights[2]) - target.potential(x)[0]
 
 
-def _uniforms(key: KeyArray, like: Array) -> Float[Array, "2 *lanes"]:
-    return jax.random.uniform(key, (2, *like.shape), like.dtype, minval=jnp.finfo(like.dtype).tiny)
-
-
 def draw_log_concave(key: KeyArray, target: Target) -> Array:
     """Exact draws, by rejection: one `while_loop` over all lanes, which ends after a handful of rounds.
 
@@ -135,7 +137,7 @@ def draw_log_concave(key: KeyArray, target: Target) -> Array:
     def again(carry: tuple[KeyArray, Array, Bool[Array, "..."]]) -> tuple[KeyArray, Array, Bool[Array, "..."]]:
         key, x, is_done = carry
         key, key_proposal = jax.random.split(key)
-        uniforms = _uniforms(key_proposal, x)
+        uniforms = Uniforms(key_proposal, 2 * x.size, x.dtype).take(2, *x.shape)
         proposal = _propose(pieces, uniforms[0])
         is_refused = jnp.log(uniforms[1]) > _log_ratio(pieces, target, proposal)
         return key, jnp.where(is_done, x, proposal), is_done | ~is_refused
@@ -146,10 +148,11 @@ def draw_log_concave(key: KeyArray, target: Target) -> Array:
 
 
 def move_log_concave(
-    key: KeyArray, old: Array, target: Target, log_factor: Callable[[Array], Array] | None = None
+    uniforms: Float[Array, "2 *lanes"], old: Array, target: Target, log_factor: Callable[[Array], Array] | None = None
 ) -> Array:
     """One Metropolis step for each lane, with proposals from the envelope, independent of `old` (Tierney 1994).
 
+    `uniforms`: two uniform variables in (0, 1) for each lane.
     More than nine in ten proposals are accepted, whatever `old` is, and no lane waits for another: on a device a
     rejection loop takes several rounds, until its slowest lane is done, and waits for the host in each. `log_factor`,
     at most 0, is added to -g; the envelope leaves it out. Where the ratio is NaN the proposal is accepted, so that the
@@ -161,7 +164,6 @@ def move_log_concave(
         ratio = _log_ratio(pieces, target, x)
         return ratio if log_factor is None else ratio + log_factor(x)
 
-    uniforms = _uniforms(key, old)
     proposal = _propose(pieces, uniforms[0])
     is_refused = jnp.log(uniforms[1]) > log_ratio(proposal) - log_ratio(old)
     return jnp.where(is_refused, old, proposal)

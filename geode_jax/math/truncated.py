@@ -25,15 +25,19 @@ def draw_log_truncated_gamma(
 
 
 def move_log_truncated_gamma(
-    key: KeyArray, old: Float[Array, "..."], log_shape: Float[Array, "..."], rate: Float[Array, "..."]
+    uniforms: Float[Array, "2 *lanes"],
+    old: Float[Array, "*lanes"],
+    log_shape: Float[Array, "*lanes"],
+    rate: Float[Array, "*lanes"],
 ) -> Float[Array, "..."]:
     """A Metropolis step that leaves the distribution of :func:`draw_log_truncated_gamma` invariant.
 
-    Most lanes change, at any `old`: see :func:`geode_jax.math.log_concave.move_log_concave`.
+    `uniforms`: two uniform variables for each lane. Most lanes change, at any `old`: see
+    :func:`geode_jax.math.log_concave.move_log_concave`.
     """
     target, offset, log_unit = _target(log_shape, rate)
     start = jnp.exp(jnp.minimum(old - log_unit, _LARGEST_LOG)) - offset
-    new = move_log_concave(key, start, target)
+    new = move_log_concave(uniforms, start, target)
     return jnp.where(new == start, old, _log_of(offset, new) + log_unit)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.view import View
 
-
 # Bounds on model coordinates, where the data have an overall variance of 1: sums of their squares are finite. Rows
 # beyond count as if they were there.
 FARTHEST = {"float32": 1e15, "float64": 1e140}
