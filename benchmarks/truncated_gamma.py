@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.common import write_result
 from benchmarks.tables import load
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.math.truncated import draw_log_truncated_gamma
 
 SHAPES = (0.5, 1.0, 7.0, 1e3, 1e6, 1e9, 1e12)
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     ours, rival = jax.jit(draw_log_truncated_gamma), jax.jit(jax.random.gamma)
     key, rows = jax.random.key(0), []
     for dtype in ("float32", "float64"):
-        with precision_of(dtype):
+        with jax_settings(dtype):
             for shape in SHAPES:
                 shapes = jnp.full(num_draws, shape, dtype)
                 floor = _seconds(rival, key, shapes)

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+from geode_jax._version import __version__ as __version__
 from geode_jax.estimators.classifier import GeodeClassifier
 from geode_jax.estimators.density import GeodeDensity
 from geode_jax.estimators.imputer import GeodeImputer
@@ -34,8 +35,6 @@ from geode_jax.settings import (
     SharedSpan,
     SliceMembership,
 )
-
-__version__ = "0.1.0"
 
 _RENAMED = {"NoiseShape": "NoiseCovariance"}  # old names, for a version
 

@@ -16,6 +16,7 @@ from geode_jax._typing import ArrayLike, KeyArray
 def check_key(key: Any, name: str = "key") -> KeyArray:
     """Return a scalar typed JAX key, wrapping a legacy ``uint32[2]`` key."""
     hint = f"{name}: expected a JAX key such as jax.random.key(0), got"
+    _refuse_traced(key, name)
     if not isinstance(key, jax.Array | np.ndarray):
         raise TypeError(f"{hint} {type(key).__name__}")
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
@@ -23,8 +24,16 @@ def check_key(key: Any, name: str = "key") -> KeyArray:
             raise ValueError(f"{hint} an array of {key.shape} keys")
         return key  # type: ignore[return-value]
     if key.dtype == np.uint32 and key.shape == (2,):
-        return jax.random.wrap_key_data(jnp.asarray(key))
+        return jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
     raise TypeError(f"{hint} an array of dtype {key.dtype} and shape {key.shape}")
+
+
+def _refuse_traced(value: Any, name: str) -> None:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{name}: expected an array with values, got a traced one; call this function outside jax.jit, vmap and"
+            " grad (inside them, geode_jax.interop.numpyro.PosteriorPredictive gives densities and samples)"
+        )
 
 
 def check_integer(value: Any, name: str, minimum: int) -> int:
@@ -78,6 +87,7 @@ def check_dtype(dtype: Any) -> np.dtype:
 
 
 def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
+    _refuse_traced(data, name)
     if sparse.issparse(data):
         raise TypeError(f"{name}: expected a dense array, got a sparse {type(data).__name__}; pass {name}.toarray()")
     if isinstance(data, np.ma.MaskedArray):

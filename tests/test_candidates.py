@@ -12,7 +12,7 @@ from scipy import special
 from small import NUM_ROWS, make_dictionary, make_problem
 
 import geode_jax
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import membership
@@ -69,7 +69,7 @@ def _small(membership=None, width=None):
 @pytest.mark.parametrize("membership", [None, pytest.param(SliceMembership(), marks=pytest.mark.slow)])
 def test_all_nodes_as_candidates_draw_the_same(membership):
     """Same start, same draws, same sums, sweep after sweep; empty places and absent nodes change nothing."""
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         dense, few, _ = _small(membership)
         chains = [jax.jit(initial_chain)(jax.random.key(1), problem) for problem in (dense, few)]
         states = [(chain.state, chain.sums) for chain in chains]
@@ -85,7 +85,7 @@ def test_all_nodes_as_candidates_draw_the_same(membership):
 
 def test_memberships_follow_the_conditional_over_candidates():
     """4000 draws against the probabilities at all nodes, with the others' set to zero: largest of 70 z statistics."""
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         dense, few, node = _small(width=3)
         tree, count = dense.tree, dense.num_features
         state = jax.jit(initial_chain)(jax.random.key(1), few).state
@@ -106,7 +106,7 @@ def test_memberships_follow_the_conditional_over_candidates():
 
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_groups_of_rows_change_nothing(num_shards):
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         _, few, _ = _small(width=3)
         stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), few.statistics)
         grouped = jax.tree.map(lambda leaf: leaf[1], reshard(stacked, few.tree.num_nodes, num_shards))

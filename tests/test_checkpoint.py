@@ -1,5 +1,6 @@
 """Fits that are killed go on where they were, to the same draws bit for bit; those that are interrupted end early."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -157,3 +158,69 @@ def test_estimators_hand_it_on(data, tmp_path):
     assert (tmp_path / "fit" / "chains.npz").exists()
     model.save(tmp_path / "model.npz")
     assert geode_jax.GeodeDensity.load(tmp_path / "model.npz").checkpoint == str(tmp_path / "fit")
+
+
+def _changed_header(path, change):
+    """Write a file of a checkpoint anew with a changed header."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    header = json.loads(str(arrays.pop("header")))
+    change(header)
+    np.savez(path, header=np.array(json.dumps(header)), **arrays)
+
+
+@pytest.fixture
+def stopped(data, tmp_path):
+    """The folder of a fit that was stopped after its fourth segment of draws."""
+    with _stop_after(6, _PowerCut), pytest.raises(_PowerCut):
+        geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=tmp_path)
+    assert (tmp_path / "draws 2.npz").exists()
+    return tmp_path
+
+
+@pytest.mark.parametrize("what", ["jax", "jaxlib", "geode_jax", "platform"])
+def test_a_fit_does_not_go_on_where_draws_would_differ(data, stopped, what):
+    _changed_header(stopped / "chains.npz", lambda header: header["made_by"].update({what: "0.1"}))
+    with pytest.raises(ValueError, match=rf"made with {what} 0\.1, and this is {what}"):
+        geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=stopped)
+
+
+def test_swapped_draws_and_other_arrays_are_refused(data, stopped):
+    first, second, aside = (stopped / f"{name}.npz" for name in ("draws 1", "draws 2", "aside"))
+    for source, target in ((first, aside), (second, first), (aside, second)):
+        source.rename(target)
+    with pytest.raises(ValueError, match="it holds 'draws 2': files were moved or swapped"):
+        geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=stopped)
+    with np.load(stopped / "chains.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    arrays["leaf 0"] = arrays["leaf 0"][:, :, :-1]
+    np.savez(stopped / "chains.npz", **arrays)
+    with pytest.raises(ValueError, match="not those of the chains of this fit"):
+        geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=stopped)
+
+
+def test_one_fit_per_folder(data, tmp_path):
+    """A second fit is refused while the first runs; neither an error nor a killed process keeps the folder."""
+
+    def meanwhile(*_):
+        with pytest.raises(ValueError, match=r"checkpoint: another fit is using the folder"):
+            geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=tmp_path)
+        raise _PowerCut
+
+    with mock.patch.object(run._Run, "advance", meanwhile), pytest.raises(_PowerCut):
+        geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=tmp_path)
+    assert geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=tmp_path).num_draws == 30
+
+
+def test_a_fit_without_a_seed_goes_on(data, tmp_path):
+    options = {"num_trees": 2, "max_rank": 3, "depth": 2, "num_warmup": 60, "num_samples": 60}
+    with _stop_after(2, _PowerCut), pytest.raises(_PowerCut):
+        geode_jax.GeodeDensity(**options, checkpoint=tmp_path).fit(data)
+    seed = json.loads((tmp_path / "seed.json").read_text())["seed"]
+    resumed = geode_jax.GeodeDensity(**options, checkpoint=tmp_path).fit(data)
+    with mock.patch("geode_jax.estimators.base._drawn_seed", return_value=seed):
+        whole = geode_jax.GeodeDensity(**options).fit(data)
+    assert eqx.tree_equal(resumed.posterior_.draws, whole.posterior_.draws)
+    (tmp_path / "seed.json").write_text("{}")
+    with pytest.raises(ValueError, match="checkpoint: expected a seed"):
+        geode_jax.GeodeDensity(**options, checkpoint=tmp_path).fit(data)

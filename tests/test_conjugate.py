@@ -7,7 +7,7 @@ import pytest
 import small
 from scipy import stats
 
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.math.conjugate import move_log_gamma, move_logit_beta
 from geode_jax.math.uniforms import Uniforms
 
@@ -19,7 +19,7 @@ NUM_DRAWS = 20_000
 
 def _moved(move_of, dtype, parameters, start):
     """What eight moves make of a start, and the smallest share of lanes that one of them moved."""
-    with precision_of(dtype):
+    with jax_settings(dtype):
         columns = jnp.asarray(parameters, dtype).T[:, :, None]
         tiled = list(jnp.broadcast_to(columns, (*columns.shape[:2], NUM_DRAWS)))
         held, shares = jnp.full_like(tiled[0], start), []

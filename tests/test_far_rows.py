@@ -7,6 +7,7 @@ import pytest
 from conftest import ANY_NOISE
 
 import geode_jax
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.interop.numpyro import PosteriorPredictive
 from geode_jax.predict import distance
 
@@ -62,7 +63,7 @@ def test_densities_fall_with_the_distance(posterior):
 @ANY_NOISE
 def test_widths_in_float32_are_those_in_float64(posterior):
     """The same numbers in either type; about rows a thousand and a million deviations away, and near the bound."""
-    with geode_jax._typing.precision_of(np.float64):
+    with jax_settings(np.float64):
         wide = distance.in_float64(posterior)
     narrow = _in_float32(wide)
     for deviations in (0.7 * distance.FARTHEST_IN_FLOAT32 * np.sqrt(6), 30.0, 1e3, 1e6):

@@ -13,7 +13,7 @@ import small
 from jax import lax
 from jax.extend import core
 
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill
 from geode_jax.gibbs import missing
 from geode_jax.math.whitening import observe_rows
@@ -55,7 +55,7 @@ def unordered_pairs(jaxpr):
 
 @pytest.fixture(params=[None, 6], ids=["isotropic", "shaped"])
 def arguments(posterior, request):
-    with precision_of(posterior.dtype):
+    with jax_settings(posterior.dtype):
         x = jnp.zeros((4, 6), posterior.dtype)
         seen = observe_rows(x, jnp.ones_like(x), request.param and jnp.eye(6, dtype=x.dtype), num_seen=6)
         yield posterior.dictionary, jax.tree.map(jnp.asarray, posterior.thin(4)), seen

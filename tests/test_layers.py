@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent / "geode_jax"
 # own folder that do not lead back to it.
 LAYERS = {
     "_typing": 0,
+    "_version": 0,
     "_checks": 1,
     "_runtime": 1,
     "rows": 2,
@@ -153,7 +154,7 @@ def test_a_wrong_import_is_seen_from_afar():
 
 def test_the_top_level_is_the_public_face():
     beside = {path.stem for path in ROOT.glob("*.py")}
-    assert beside == {"__init__", "__main__", "_checks", "_typing", "diagnostics", "settings", "truncation"}
+    assert beside == {"__init__", "__main__", "_checks", "_typing", "_version", "diagnostics", "settings", "truncation"}
 
 
 def _globals_read(code):

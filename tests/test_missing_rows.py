@@ -8,7 +8,7 @@ import pytest
 from numpyro.infer import MCMC
 
 import geode_jax
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs.chain import initial_chain
@@ -203,7 +203,7 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     def complete(x):
         return fill.fill_by_conditional_means(Training(x, 6, folds, is_observed), plan, [0], lambda *_: None)
 
-    with precision_of(np.float32):
+    with jax_settings(np.float32):
         moved = np.where((folds == 0)[:, None], filled + 1.0, filled).astype(np.float32)
         first, second = complete(filled), complete(moved)
     others = folds != 0

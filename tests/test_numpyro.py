@@ -11,7 +11,7 @@ from conftest import ANY_NOISE_SLOW, DICTIONARY, SAMPLER
 from numpyro.infer import MCMC, NUTS
 
 import geode_jax
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.interop.numpyro import GeodeKernel, PosteriorPredictive
 
 NUMPYRO_WARNINGS = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -127,7 +127,7 @@ def test_bad_arguments(forest, data):
     fine = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY, dtype="float64")
     with pytest.raises(ValueError, match="forest: expected float32 while"):
         _mcmc(GeodeKernel(fine), num_chains=1).run(jax.random.key(0))
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         mcmc = _mcmc(GeodeKernel(fine), num_chains=1, num_samples=5)
         mcmc.run(jax.random.key(0))
         assert mcmc.get_samples()["log_sigma2"].dtype == np.float64
@@ -147,7 +147,7 @@ def test_predictive_is_the_log_density(posterior, data):
 
 def test_predictive_gradient(data):
     fitted = geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, dtype="float64")
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         predictive = PosteriorPredictive(fitted)
         row = jnp.asarray(data[0])
         gradient = jax.grad(predictive.log_prob)(row)

@@ -17,7 +17,7 @@ import small
 from bugs import BUGS, caught_by
 from scipy import special, stats
 
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.gibbs import membership, noise, shrinkage, signal, tree_weights
 from geode_jax.gibbs.chain import Chain, initial_chain, step
 from geode_jax.gibbs.sweep import node_uniforms, sweep
@@ -36,7 +36,7 @@ LEVEL = 1e-4
 @functools.cache
 def _setting(dtype):
     """The same values in both types: made in float64, cast down."""
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         dictionary = small.make_dictionary(jnp.float64)
         state = sample_prior(
             jax.random.key(11), dictionary.tree, small.PRIOR, small.active_mask(dictionary), small.NUM_ROWS, jnp.float64
@@ -47,12 +47,12 @@ def _setting(dtype):
         array = np.asarray(leaf)
         return array.astype(dtype) if array.dtype.kind == "f" else array
 
-    with precision_of(dtype):
+    with jax_settings(dtype):
         return jax.tree.map(jnp.asarray, jax.tree.map(cast, (problem, state)))
 
 
 def _draws(dtype, draw):
-    with precision_of(dtype):
+    with jax_settings(dtype):
         problem, state = _setting(dtype)
         run = jax.jit(jax.vmap(lambda key: draw(key, problem, state, small.sums_of(problem, state))))
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), run(small.keys(21, NUM_DRAWS)))
@@ -72,7 +72,7 @@ def _p_value(draws, where, index, log_conditional, log_measure, lower=-np.inf):
     """KS p-value of one coordinate; `log_measure` is the log derivative of the conditional's variable by it."""
     if np.ptp(draws) == 0.0:
         return 0.0
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         problem, state = _setting(np.float64)
         sums = small.sums_of(problem, state)
 
@@ -156,7 +156,7 @@ def _tau(dtype):
     def log_density(log_delta, k, m):
         return -np.exp(log_delta + state.log_neg_log_u[k, m]) - _log_normaliser(np.exp(log_delta))
 
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         state = jax.tree.map(np.asarray, _setting(np.float64)[1])
     return _delta_p_values(dtype, _repeated(_move_tau, 40), log_density)
 
@@ -175,7 +175,7 @@ def _shrinkage(dtype):
         terms = np.cumsum(np.log(decay) - np.log(shape + np.arange(1, 300)[:, None]), axis=0)
         return -decay - np.log(shape) + np.log1p(np.exp(terms).sum(axis=0)) - _log_normaliser(np.exp(log_delta))
 
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         problem, state = _setting(np.float64)
         half_count, rate = half_count_and_rate(state, small.sums_of(problem, state), problem.tree)
     return _delta_p_values(dtype, _repeated(step, 60), log_density)
@@ -192,7 +192,7 @@ def _delta_p_values(dtype, draw, log_density):
 
     Its marginals by passing messages along a grid; `log_density` of (log delta, k, m) is what the rest says of each.
     """
-    with precision_of(dtype):
+    with jax_settings(dtype):
         problem, state = _setting(dtype)
         rate, mask = problem.prior.tau_rate, np.asarray(state.is_active)
         old = np.asarray(state.log_delta, np.float64)
@@ -270,7 +270,7 @@ def _concentration(dtype):
 
 def _node_probabilities():
     """Conditional of every row's node, (K, n)."""
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         problem, state = _setting(np.float64)
         scores = membership.node_scores(state, problem.statistics, problem.tree, problem.num_features)
         return np.asarray(jax.nn.softmax(scores, axis=0))
@@ -300,7 +300,7 @@ def slice_transition(log_weights, scale, probability):
 
 
 def _slice_matrices():
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         problem, state = _setting(np.float64)
         log_weights = np.asarray(problem.tree.log_weights(state.logit_stop, state.logit_right))
     present = np.asarray(problem.tree.is_present)

@@ -14,7 +14,7 @@ import pytest
 import small
 from bugs import BUGS, caught_by
 
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.gibbs import membership, noise, shrinkage, signal, tree_weights
 from geode_jax.model.joint import log_joint, log_likelihood, sample_prior, simulate
 
@@ -23,7 +23,7 @@ TOLERANCE = 1e-10
 
 @functools.cache
 def _setting():
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         dictionary = small.make_dictionary(jnp.float64)
         active = small.active_mask(dictionary)
         one, other = (
@@ -120,7 +120,7 @@ def _renewal_gap(problem, one, other):
 
 def relative_gap(name):
     """Gap of one block (or of delta_m, for a number m) relative to the log joint; non-finite counts as infinite."""
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         problem, one, other = _setting()
         gap = abs(_gap(problem, one, other, name)) / max(1.0, abs(float(_joint(problem, one))))
     return gap if np.isfinite(gap) else np.inf
@@ -145,7 +145,7 @@ def test_blocks_were_changed():
 
 def test_identity_with_given_concentration():
     """S at another a_S than 1, without a prior on it."""
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         problem, one, other = _setting()
         given = dataclasses.replace(problem, prior=dataclasses.replace(small.PRIOR, stop_concentration=2.5))
         one, other = (eqx.tree_at(lambda it: it.log_stop_concentration, state, jnp.log(2.5)) for state in (one, other))
@@ -154,7 +154,7 @@ def test_identity_with_given_concentration():
 
 def test_joint_is_a_density_of_the_rows():
     """The likelihood through (E, Z2) equals the normal density with the full covariance matrix."""
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         _check_density(*_setting()[:2])
 
 

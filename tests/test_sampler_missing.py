@@ -18,7 +18,7 @@ from bugs import MISSING_BUGS
 from scipy import stats
 from test_sampler_joint import _ACTIVE, _DICTIONARY, LEVEL, compare
 
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows
 from geode_jax.gibbs import missing
 from geode_jax.gibbs.sweep import sweep
@@ -33,7 +33,7 @@ NUM_PARTIAL = small.MASK.shape[0]
 
 @functools.cache
 def _setting():
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         dictionary = small.make_dictionary(jnp.float64)
         state = sample_prior(
             jax.random.key(9), dictionary.tree, small.PRIOR, small.active_mask(dictionary), NUM_PARTIAL, jnp.float64
@@ -52,7 +52,7 @@ def _cast(tree, dtype):
 def _draws(dtype, bug=None):
     """Nodes, E and Z^2 of every row in many draws."""
     dictionary, state, x = _setting()
-    with precision_of(dtype), MISSING_BUGS[bug]() if bug else contextlib.nullcontext():
+    with jax_settings(dtype), MISSING_BUGS[bug]() if bug else contextlib.nullcontext():
         dictionary, state = _cast((dictionary, state), dtype)
         rows = small.make_partial_rows(dictionary, jnp.asarray(np.where(small.MASK, x, 0.0), dtype), num_groups=1)
         group = jax.tree.map(lambda leaf: leaf[0], rows)
@@ -91,7 +91,7 @@ def _dense(row):
 def _p_values(dtype, bug=None):
     node, residual, squared = _draws(dtype, bug)
     nodes, statistics = [], []
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         for row in range(NUM_PARTIAL):
             probability, dense = _dense(row)
             count = np.bincount(node[:, row].astype(int), minlength=probability.size)
@@ -215,7 +215,7 @@ def test_planted_bug_is_caught_by_the_joint(bug):
 def test_reduced_rows_are_those_of_the_observed_features(is_shared):
     """Candidates, folds, groups, shared patterns and empty places: everything lands where it belongs."""
     rng = np.random.default_rng(0)
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         dictionaries = [small.make_dictionary(jnp.float64, seed=seed) for seed in (0, 1)]
         num_rows = 23
         if is_shared:

@@ -17,7 +17,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 from scipy import stats
 
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.gibbs.sweep import sweep
 from geode_jax.model.joint import sample_prior, simulate
 
@@ -107,7 +107,7 @@ def _gibbs(problem, start, active):
 
 def compare():
     """(mean under Gibbs, mean under NUTS, z) of every parameter."""
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         dictionary = small.make_dictionary(jnp.float64, depth=1)
         active = np.array(dictionary.is_available)
         active[0, 1] = False

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.math.truncated import draw_log_truncated_gamma, log_lower_gamma_at_one, move_log_truncated_gamma
 from geode_jax.math.uniforms import Uniforms
 
@@ -40,7 +40,7 @@ GRID = [(shape, rate) for shape in SHAPES for rate in RATES]
 
 def grid_p_values(dtype):
     """Kolmogorov-Smirnov p-value at every point of the grid."""
-    with precision_of(dtype):
+    with jax_settings(dtype):
         draw = jax.jit(jax.vmap(draw_log_truncated_gamma))
         log_shape = jnp.log(jnp.asarray([shape for shape, _ in GRID], dtype))
         rate = jnp.asarray([rate for _, rate in GRID], dtype)
@@ -98,7 +98,7 @@ def test_few_rounds_over_the_whole_range(monkeypatch):
 def test_lower_gamma_normaliser():
     delta = np.array([1.0, 1.3, 4.0, 60.0, 1e3, 1e4])
     exact = [float(mpmath.log(mpmath.gammainc(value + 1, 0, 1))) for value in delta]
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         np.testing.assert_allclose(log_lower_gamma_at_one(jnp.log(jnp.asarray(delta))), exact, rtol=1e-13)
     found = log_lower_gamma_at_one(jnp.log(jnp.asarray(delta, jnp.float32)))
     np.testing.assert_allclose(found, exact, rtol=3e-7)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from geode_jax import GammaPrior, Prior, truncation
-from geode_jax._typing import precision_of
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.math.truncated import draw_log_truncated_gamma
 
 RNG_SEED = 0
@@ -32,7 +32,7 @@ def test_rank_error_bounds_the_divergence(rate):
     rng = np.random.default_rng(RNG_SEED)
     tau = 1.0 + rng.exponential(1.0 / rate, (20_000, 12))
     log_delta = np.cumsum(np.log(tau), axis=1)
-    with precision_of("float64"):
+    with jax_settings("float64"):
         log_shape = jnp.logaddexp(jnp.asarray(log_delta), 0.0)
         drawn = draw_log_truncated_gamma(jax.random.key(0), log_shape, jnp.ones_like(log_shape))
     t = np.exp(np.asarray(drawn))  # -log u

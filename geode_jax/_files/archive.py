@@ -4,14 +4,18 @@ import dataclasses
 import json
 import os
 import secrets
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import equinox as eqx
 import numpy as np
 
 from geode_jax import settings as _settings
+from geode_jax._files.schema import check_version
+
+Settings = TypeVar("Settings")
 
 # Earlier names of settings, as found in files of earlier versions.
 _RENAMED_CLASSES = {"NoiseShape": "NoiseCovariance"}
@@ -44,15 +48,21 @@ def read_archive(path: str | os.PathLike[str], kind: str, version: int, writer: 
 def _read(stream: IO[bytes], path: str | os.PathLike[str], kind: str, version: int, writer: str, rebuild: Any) -> Any:
     try:
         with np.load(stream, allow_pickle=False) as file:
+            _check_members(file.zip, stream)
             header = json.loads(str(file["header"]))
             arrays = {name: file[name] for name in file.files if name != "header"}
-        if header.get("format") != kind:
-            raise ValueError("the header names another format")
-        if header["version"] > version:
-            raise ValueError(f"version {header['version']} is newer than this package's {version}")
+        check_version(header, kind, version)
         return rebuild(header, arrays)
     except Exception as error:  # a damaged file may fail anywhere in zipfile, zlib, NumPy, json and tokenize
         raise ValueError(f"path: expected a file written by {writer}, got {path!s}: {error}") from error
+
+
+def _check_members(file: zipfile.ZipFile, stream: IO[bytes]) -> None:
+    """Raise ValueError if the members would take more memory than the file takes on disk: ours are not compressed."""
+    if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
+        raise ValueError("it has compressed arrays, which this package does not write")
+    if sum(member.file_size for member in file.infolist()) > os.fstat(stream.fileno()).st_size:
+        raise ValueError("its arrays are larger than the file")
 
 
 def encode(value: Any) -> Any:
@@ -89,6 +99,14 @@ def decode(value: Any) -> Any:
         if owner == name and old in fields:
             fields[new] = fields.pop(old)
     return kinds[name](**fields)
+
+
+def decode_as(kind: type[Settings], value: Any) -> Settings:
+    """:func:`decode` of settings that are a `kind`. Raises ValueError if they are others."""
+    found = decode(value)
+    if not isinstance(found, kind):
+        raise ValueError(f"settings are a {type(found).__name__} where a {kind.__name__} belongs")
+    return found
 
 
 def fields_of(module: Any) -> dict[str, np.ndarray]:

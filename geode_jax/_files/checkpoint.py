@@ -1,23 +1,32 @@
 """A folder in which a fit saves its progress, so that a killed fit can be resumed.
 
-Every file appears whole or not at all, and identifies its fit by a digest of the fit's arguments.
+Every file appears whole or not at all, and says which fit it belongs to: by a digest of the fit's arguments, and by
+what else the draws depend on. One fit at a time uses a folder.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import jax
+import jaxlib
 import numpy as np
 
 from geode_jax._files.archive import encode, read_archive, write_archive
 from geode_jax._typing import KeyArray
+from geode_jax._version import __version__
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _FORMAT = "geode_jax checkpoint"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 
 Found: TypeAlias = tuple[dict[str, Any], dict[str, np.ndarray]]
 
@@ -28,6 +37,13 @@ class Checkpoint:
     def __init__(self, folder: str | os.PathLike[str], digest: str) -> None:
         self.folder = Path(folder)
         self.digest = digest
+        # what draws depend on, bit for bit, beside the arguments
+        self.made_by = {
+            "geode_jax": __version__,
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+            "platform": jax.default_backend(),
+        }
 
     def part(self, name: str) -> "Checkpoint":
         """The checkpoint of a part of the fit, in a subfolder."""
@@ -36,42 +52,105 @@ class Checkpoint:
     def write(self, name: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Save a header and arrays under a name."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        own = {"format": _FORMAT, "version": _FORMAT_VERSION, "digest": self.digest, "content": header}
-        write_archive(self._path(name), own, arrays)
+        own = {"format": _FORMAT, "version": _FORMAT_VERSION, "digest": self.digest, "made_by": self.made_by}
+        write_archive(self._path(name), {**own, "name": name, "content": header}, arrays)
 
     def read(self, name: str) -> Found | None:
         """The header and arrays saved under a name; None if there are none.
 
-        Raises ValueError if the file belongs to another fit, or is damaged.
+        Raises ValueError if the file belongs to another fit, was made under other conditions, or is damaged.
         """
         path = self._path(name)
         if not path.exists():
             return None
-        return read_archive(path, _FORMAT, _FORMAT_VERSION, "a fit with the argument checkpoint", self._open)
+
+        def opened(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Found:
+            self._check(header, name)
+            return header["content"], arrays
+
+        return read_archive(path, _FORMAT, _FORMAT_VERSION, "a fit with the argument checkpoint", opened)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.npz"
 
-    def _open(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Found:
+    def _check(self, header: dict[str, Any], name: str) -> None:
+        if header["version"] < _FORMAT_VERSION:
+            raise ValueError("it was written by an earlier geode_jax, which draws otherwise; use a new folder")
         if header["digest"] != self.digest:
             raise ValueError("it belongs to a fit with another key, other data or other settings")
-        return header["content"], arrays
+        if header["name"] != name:
+            raise ValueError(f"it holds {header['name']!r}: files were moved or swapped")
+        for what, now in self.made_by.items():
+            if header["made_by"].get(what) != now:
+                raise ValueError(
+                    f"it was made with {what} {header['made_by'].get(what)}, and this is {what} {now}, so that the fit"
+                    " could not go on to the same draws; go on with what it was made with, or use a new folder"
+                )
 
 
+@contextlib.contextmanager
 def open_checkpoint(
     folder: str | os.PathLike[str] | None, key: KeyArray, arrays: list[np.ndarray], settings: list[Any]
-) -> Checkpoint | None:
-    """The checkpoint of a fit with these arguments; None without a folder."""
+) -> Iterator[Checkpoint | None]:
+    """The checkpoint of a fit with these arguments, which no other fit can use meanwhile; None without a folder."""
     if folder is None:
-        return None
+        yield None
+        return
+    path = _checked(folder)
+    digest = hashlib.sha256(json.dumps([encode(item) for item in settings]).encode())
+    for array in [np.asarray(jax.random.key_data(key)), *arrays]:
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    with _locked(path):
+        yield Checkpoint(path, digest.hexdigest())
+
+
+def kept_seed(folder: str | os.PathLike[str] | None, draw: Callable[[], int]) -> int:
+    """The seed kept in the folder of a checkpoint, so that a fit without a given seed can be resumed.
+
+    The first call draws one and keeps it; without a folder, every call draws one.
+    """
+    if folder is None:
+        return draw()
+    place = _checked(folder) / "seed.json"
+    try:
+        return int(json.loads(place.read_text())["seed"])
+    except FileNotFoundError:
+        seed = draw()
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"checkpoint: expected a seed in {place}, got {error}") from error
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps({"seed": seed}))
+    return seed
+
+
+def _checked(folder: str | os.PathLike[str]) -> Path:
     try:
         path = Path(folder)
     except TypeError:
         raise TypeError(f"checkpoint: expected a path of a folder, got {folder!r}") from None
     if path.exists() and not path.is_dir():
         raise ValueError(f"checkpoint: expected a folder, got the file {path}")
-    digest = hashlib.sha256(json.dumps([encode(item) for item in settings]).encode())
-    for array in [np.asarray(jax.random.key_data(key)), *arrays]:
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return Checkpoint(path, digest.hexdigest())
+    return path
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for one fit. The system drops the lock of a process that dies.
+
+    The processes of one distributed run share a folder: the first of them holds it.
+    """
+    if fcntl is None or jax.process_index() > 0:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as file:
+        try:
+            _lock(file)
+        except OSError:
+            raise ValueError(f"checkpoint: another fit is using the folder {folder}; give every fit its own") from None
+        yield
+
+
+def _lock(file: IO[str]) -> None:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,6 +13,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geode_jax._checks import check_dtype
 from geode_jax._files.archive import decode, encode, read_archive, write_archive
+from geode_jax._files.checkpoint import kept_seed
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.fitting.single import fit_forest
 from geode_jax.fitting.stages import Request
@@ -108,14 +110,34 @@ class GeodeEstimator(BaseEstimator):
         if header["class"] != cls.__name__:
             raise ValueError(f"it holds a {header['class']}")
         estimator = cls(**{name: decode(value) for name, value in header["parameters"].items()})
+        estimator._dictionary_settings(), estimator._sampler_settings()  # they check the parameters
         for name, value in header["attributes"].items():
             if name not in cls._saved:
                 raise ValueError(f"unknown attribute {name!r}")
             if isinstance(value, list):
                 value = np.asarray(value, dtype=object if name == "feature_names_in_" else None)
             setattr(estimator, name, value)
+        missing = [name for name in cls._saved if name != "feature_names_in_" and not hasattr(estimator, name)]
+        if missing:
+            raise ValueError(f"attributes are missing: {', '.join(missing)}")
         estimator._from_archive(header["model"], arrays)
+        for words, is_so in estimator._expected().items():
+            if not is_so:
+                raise ValueError(f"attributes do not belong to the model: expected {words}")
         return estimator
+
+    def _expected(self) -> dict[str, bool]:
+        """What must hold of the attributes of a loaded estimator, in words, and whether it does."""
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "n_features_in_ as in the model": self._num_features() == self.posterior_.num_features,
+            "a string for every feature in feature_names_in_": names is None
+            or (names.shape == (self.n_features_in_,) and all(isinstance(name, str) for name in names)),
+        }
+
+    def _num_features(self) -> int:
+        """Features of the model, of which there may be more than of X."""
+        return self.n_features_in_
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -132,7 +154,7 @@ class GeodeEstimator(BaseEstimator):
             checkpoint=self.checkpoint,
             mesh=self.mesh,
         )
-        return fit_forest(self._key(), data, request)
+        return fit_forest(self._fit_key(), data, request)
 
     def _dictionary_settings(self) -> DictionarySettings:
         return DictionarySettings(
@@ -162,6 +184,22 @@ class GeodeEstimator(BaseEstimator):
         check_is_fitted(self)
         return self.posterior_, validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
 
+    def _fit_key(self) -> KeyArray:
+        """Key of a fit: with a checkpoint but no seed, the one that the first such fit drew."""
+        if self.random_state is not None:
+            return self._key()
+        return _key_of(kept_seed(self.checkpoint, lambda: _drawn_seed(None)))
+
     def _key(self, random_state: int | np.random.RandomState | None = None) -> KeyArray:
         given = self.random_state if random_state is None else random_state
-        return jax.random.key(check_random_state(given).randint(2**31 - 1))
+        return _key_of(_drawn_seed(given))
+
+
+def _drawn_seed(random_state: int | np.random.RandomState | None) -> int:
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _key_of(seed: int) -> KeyArray:
+    """A key that means the same whatever generator is the user's default."""
+    with jax_settings(np.float32):
+        return jax.random.key(seed, impl="threefry2x32")

@@ -143,7 +143,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         check_instance(self.calibrate, "calibrate", bool)
         self.classes_, labels = np.unique(y, return_inverse=True)
         self.posterior_ = fit_classes(
-            self._key(),
+            self._fit_key(),
             data,
             labels.reshape(-1),
             class_probabilities=self.priors,
@@ -172,6 +172,14 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         check_is_fitted(self)
         data = validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
         return class_log_probabilities(self.posterior_, data, vote=self.vote)
+
+    def _expected(self) -> dict[str, bool]:
+        is_set = len(set(self.classes_.tolist())) == self.classes_.size if self.classes_.ndim == 1 else False
+        return {
+            **super()._expected(),
+            "a different label in classes_ for every class": is_set
+            and self.classes_.size == self.posterior_.num_classes,
+        }
 
     def _dictionary_settings(self) -> DictionarySettings:
         settings = super()._dictionary_settings()

@@ -84,6 +84,15 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         self.held_out_scores_ = np.sort(held_out_log_density(forest, self.posterior_))
         return self
 
+    def _expected(self) -> dict[str, bool]:
+        scores = np.asarray(self.held_out_scores_)
+        is_sorted = scores.ndim == 1 and scores.dtype.kind == "f" and bool((np.diff(scores) >= 0).all())
+        return {
+            **super()._expected(),
+            "held_out_scores_ finite and ascending": scores.size == 0
+            or (is_sorted and bool(np.isfinite(scores).all())),
+        }
+
     @property
     def intrinsic_dimension_(self) -> int:
         """Posterior mode of the number of directions that a row's node needs."""

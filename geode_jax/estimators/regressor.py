@@ -124,6 +124,19 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
         n_samples = check_integer(n_samples, "n_samples", 1)
         return self._to_responses(self._given(X).sample(self._key(random_state), n_samples))
 
+    def _num_features(self) -> int:
+        return self.n_features_in_ + np.size(self.y_mean_)
+
+    def _expected(self) -> dict[str, bool]:
+        units = np.asarray(self.y_mean_, float), np.asarray(self.y_scale_, float)
+        is_valid = all(unit.ndim == 1 and np.isfinite(unit).all() for unit in units)
+        return {
+            **super()._expected(),
+            "finite y_mean_, and y_scale_ above 0": is_valid and bool((units[1] > 0).all()),
+            "as many numbers in y_scale_ as in y_mean_": units[0].shape == units[1].shape,
+            "_y_ndim of 1 or 2": self._y_ndim == 2 or (self._y_ndim == 1 and units[0].size == 1),
+        }
+
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True

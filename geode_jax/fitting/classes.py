@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 
 from geode_jax._checks import check_key, check_training_data
 from geode_jax._files.checkpoint import Checkpoint
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import ShowProgress, part_of, progress_bar
-from geode_jax._typing import ArrayLike, KeyArray, precision_of
+from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.fitting.calibration import calibrated_powers
 from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
 from geode_jax.fitting.stages import Request, kept_forest, posterior_of, sample_forests
@@ -99,8 +100,11 @@ def fit_classes(
         checkpoint=checkpoint,
         mesh=mesh,
     )
-    kept = request.open_checkpoint(key, [data, index])
-    with precision_of(request.dtype), progress_bar(progress) as show:
+    with (
+        jax_settings(request.dtype),
+        request.open_checkpoint(key, [data, index]) as kept,
+        progress_bar(progress) as show,
+    ):
         rows_of = [np.flatnonzero(index == number) for number in range(counts.size)]
         show(0.0, "common coordinates")
         frame, reduction, x = _common_coordinates(data, rows_of, request)

@@ -9,8 +9,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from geode_jax._checks import check_instance, check_key, check_training_data
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import part_of, progress_bar
-from geode_jax._typing import ArrayLike, KeyArray, precision_of
+from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
 from geode_jax.fitting.stages import Request, kept_forest, posterior_of, sample_forests
 from geode_jax.forest.forest import Forest
@@ -77,9 +78,12 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
     plan = plan_of(data, request.dictionary)
     is_mapped = is_memory_mapped(data) and plan.num_partial == 0
     warn_if_too_large(bytes_needed(plan, request.sampler, request.dtype.itemsize, is_mapped=is_mapped))
-    kept = request.open_checkpoint(key, [data])
-    key_forest, key_sample = jax.random.split(key)
-    with precision_of(request.dtype), progress_bar(request.progress) as show:
+    with (
+        jax_settings(request.dtype),
+        request.open_checkpoint(key, [data]) as kept,
+        progress_bar(request.progress) as show,
+    ):
+        key_forest, key_sample = jax.random.split(key)
         # one bar for both stages: the first tenth is stage one
         learn = part_of(show, 0.0, 0.1)
         forest = kept_forest(kept, lambda: grow_forest(key_forest, data, plan, request.dtype, learn))
@@ -110,7 +114,11 @@ def sample_posterior(
         checkpoint=checkpoint,
         mesh=mesh,
     )
-    kept = request.open_checkpoint(key, [np.asarray(forest.dictionary.bases), np.asarray(forest.statistics.residual)])
-    with precision_of(forest.dtype), progress_bar(progress) as show:
+    arrays = [np.asarray(forest.dictionary.bases), np.asarray(forest.statistics.residual)]
+    with (
+        jax_settings(forest.dtype),
+        request.open_checkpoint(key, arrays) as kept,
+        progress_bar(progress) as show,
+    ):
         (samples,) = sample_forests(key, [forest], request, show, kept)
         return posterior_of(forest, samples, request.prior, request.sampler)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -57,8 +58,8 @@ class Request(NamedTuple):
             mesh=mesh,
         )
 
-    def open_checkpoint(self, key: KeyArray, arrays: list[np.ndarray]) -> Checkpoint | None:
-        """The checkpoint of the fit of these arrays; None if no folder was given."""
+    def open_checkpoint(self, key: KeyArray, arrays: list[np.ndarray]) -> AbstractContextManager[Checkpoint | None]:
+        """The checkpoint of the fit of these arrays, held while the context lasts; None if no folder was given."""
         settings = [self.dictionary, self.prior, self.sampler, self.dtype.name]
         return open_checkpoint(self.checkpoint, key, arrays, settings)
 

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geode_jax._files.archive import decode, encode, fields_of, within
-from geode_jax._typing import precision_of
+from geode_jax._files.archive import decode_as, encode, fields_of, within
+from geode_jax._files.schema import POSITIVE, POSITIVE_DEFINITE, Member, check_arrays, members_of, up_to
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.found import Found
@@ -91,8 +92,9 @@ class Forest(eqx.Module):
 
     @staticmethod
     def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "Forest":
-        """The inverse of :meth:`to_archive`."""
-        with precision_of(arrays["dictionary.centres"].dtype):
+        """The inverse of :meth:`to_archive`. Raises ValueError if they are not those of a forest."""
+        _check(arrays)
+        with jax_settings(arrays["dictionary.centres"].dtype):
             dictionary, statistics, partial, probe = (
                 jax.tree.map(jnp.asarray, within(arrays, part)) for part in _PARTS
             )
@@ -104,7 +106,40 @@ class Forest(eqx.Module):
                 probe=Probe(**probe) if probe else None,
                 shift=arrays["shift"],
                 scale=arrays["scale"],
-                dictionary_settings=decode(header["dictionary_settings"]),
+                dictionary_settings=decode_as(DictionarySettings, header["dictionary_settings"]),
                 found=Found.from_header(header["found"]),
                 noise_root=arrays.get("noise_root"),
             )
+
+
+_DICTIONARY = {
+    **members_of(Dictionary, "dictionary", "F", {"ranks": up_to("d")}),
+    "tree.is_present": Member("b", ("F", "K")),
+    "shift": Member("f", ("D",)),
+    "scale": Member("f", ("D",), POSITIVE),
+    "noise_root": Member("f", ("D", "D"), POSITIVE_DEFINITE, is_optional=True),
+}
+# the node of a place without a row is K; the axes n, P and B of different modules are not the same
+_NODES = {"node": up_to("K"), "entry_node": up_to("K"), "block_node": up_to("K")}
+_STATISTICS = members_of(Statistics, "statistics", "F", {"num_rows": up_to("n")})
+_CANDIDATES = members_of(
+    CandidateStatistics, "statistics", "F", {**_NODES, "position": up_to("P"), "num_rows": up_to("n")}
+)
+_PARTIAL = members_of(PartialRows, "partial", "F", {**_NODES, "entry": up_to("P")})
+_PROBE = members_of(Probe, "probe", "F")
+
+
+def _check(arrays: dict[str, np.ndarray]) -> None:
+    """Raise ValueError unless the arrays are those of a forest."""
+    statistics = _CANDIDATES if "statistics.position" in arrays else _STATISTICS
+    parts = [_DICTIONARY, statistics]
+    parts += [part for part in (_PARTIAL, _PROBE) if part.keys() & arrays.keys()]
+    known = {name for part in parts for name in part}
+    if arrays.keys() - known:
+        raise ValueError(f"arrays are unknown: {', '.join(sorted(map(repr, arrays.keys() - known)))}")
+    sizes: dict[str, int] = {}
+    for part in parts:
+        own = {name: array for name, array in arrays.items() if name in part}
+        shared = {axis: length for axis, length in sizes.items() if axis in ("F", "K", "D", "d")}
+        check_arrays(own, part, shared)
+        sizes |= shared

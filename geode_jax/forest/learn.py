@@ -8,8 +8,9 @@ import numpy as np
 
 from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
 from geode_jax._runtime.compilation import drop_programs_if_many
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import ShowProgress, part_of, progress_bar
-from geode_jax._typing import ArrayLike, KeyArray, precision_of
+from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.forest.dictionaries import learn
 from geode_jax.forest.feature_scales import divide_by_units
 from geode_jax.forest.fill import fill_by_conditional_means
@@ -42,7 +43,7 @@ def learn_forest(
     data = check_training_data(X)
     real = check_dtype(dtype)
     settings = check_instance(dictionary, "dictionary", (DictionarySettings, None)) or DictionarySettings()
-    with precision_of(real), progress_bar(progress) as show:
+    with jax_settings(real), progress_bar(progress) as show:
         return grow_forest(key, data, plan_of(data, settings), real, show)
 
 

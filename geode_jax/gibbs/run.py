@@ -174,7 +174,10 @@ class _Run:
         assert self.checkpoint is not None
         header, arrays = found
         shape = jax.eval_shape(_start, keys, self.problems)
-        leaves = [arrays[f"leaf {number}"] for number in range(len(arrays))]
+        leaves = [arrays.get(f"leaf {number}") for number in range(len(arrays))]
+        expected = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(shape)]
+        if [leaf is not None and (leaf.shape, leaf.dtype) for leaf in leaves] != expected:
+            raise ValueError(f"checkpoint: arrays in {self.checkpoint.folder} are not those of the chains of this fit")
         chains = jax.tree.unflatten(jax.tree.structure(shape), leaves)
         if self.mesh is None:
             self.chains = jax.tree.map(jnp.asarray, chains)

@@ -48,4 +48,7 @@ class Found:
     def from_header(cls, header: Mapping[str, Any]) -> "Found":
         """The inverse of :meth:`to_header`."""
         decisions = tuple(Decision(**each) for each in header["decisions"])
-        return cls(header["rank"], header["span_rank"], header["num_candidates"], decisions)
+        sizes = header["rank"], header["span_rank"], header["num_candidates"]
+        if not all(isinstance(size, int) and size > 0 for size in (sizes[0], sizes[1] or 1, sizes[2])):
+            raise ValueError(f"rank, span_rank and num_candidates are {sizes}, not sizes")
+        return cls(*sizes, decisions)

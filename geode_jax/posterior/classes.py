@@ -7,12 +7,21 @@ import equinox as eqx
 import numpy as np
 
 from geode_jax._files.archive import read_archive, within, write_archive
+from geode_jax._files.schema import LOG_PROBABILITY, POSITIVE, Member, check_arrays, check_version
 from geode_jax.learning.class_span import Reduction
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.frame import Frame
 
 _FORMAT = "geode_jax classes"
 _FORMAT_VERSION = 1
+_MEMBERS = {
+    "shift": Member("f", ("D",)),
+    "scale": Member("f", ("D",), POSITIVE),
+    "log_prior": Member("f", ("G",), LOG_PROBABILITY),
+    "reduction.origin": Member("f", ("D",), is_optional=True),
+    "reduction.basis": Member("f", ("D", "r"), is_optional=True),
+    "reduction.noise": Member("f", (), POSITIVE, is_optional=True),
+}
 
 
 class ClassPosterior(eqx.Module):
@@ -87,19 +96,27 @@ class ClassPosterior(eqx.Module):
     @staticmethod
     def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "ClassPosterior":
         """The inverse of :meth:`to_archive`."""
+        check_version(header, _FORMAT, _FORMAT_VERSION)
+        of_member = [within(arrays, str(number)) for number in range(len(header["members"]))]
         members = tuple(
-            Posterior.from_archive(own, within(arrays, str(number))) for number, own in enumerate(header["members"])
+            Posterior.from_archive(own, parts) for own, parts in zip(header["members"], of_member, strict=True)
         )
+        numbers = tuple(f"{number}." for number in range(len(members)))
+        own_arrays = {name: array for name, array in arrays.items() if not name.startswith(numbers)}
+        check_arrays(own_arrays, _MEMBERS, {"G": len(members)})
         parts = within(arrays, "reduction")
+        if parts and len(parts) < len(Reduction._fields):
+            raise ValueError("a part of the reduction is missing")
         reduction = Reduction(**parts) if parts else None
         # the first files had no power_exponent: one power for all rows
         powers = float(header["power"]), float(header.get("power_exponent", 0.0))
         found = ClassPosterior(members, reduction, arrays["shift"], arrays["scale"], arrays["log_prior"], *powers)
         own_features = {member.num_features for member in members}
         expected = found.num_features if reduction is None else reduction.basis.shape[1]
-        has_shapes = found.scale.shape == found.shift.shape and found.log_prior.shape == (len(members),)
-        if reduction is not None:
-            has_shapes &= reduction.origin.shape == found.shift.shape == reduction.basis.shape[:1]
-        if own_features != {expected} or not has_shapes:
-            raise ValueError("arrays have shapes that do not belong together")
+        if own_features != {expected}:
+            raise ValueError(f"classes have {sorted(own_features)} features, expected {expected}")
+        if len({(member.num_trees, member.dtype) for member in members}) > 1:
+            raise ValueError("classes differ in their number of trees or their dtype")
+        if not all(np.isfinite(power) for power in powers) or powers[0] <= 0.0:
+            raise ValueError(f"powers are {powers}, expected finite numbers, the first above 0")
         return found

@@ -8,8 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geode_jax._files.archive import decode, encode, fields_of, read_archive, within, write_archive
-from geode_jax._typing import Array, Float, precision_of
+from geode_jax._files.archive import decode, decode_as, encode, fields_of, read_archive, within, write_archive
+from geode_jax._files.schema import (
+    AT_LEAST_ONE,
+    LOG_PROBABILITY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_DEFINITE,
+    SHARE,
+    Member,
+    check_arrays,
+    check_one_float_type,
+    check_version,
+    members_of,
+    up_to,
+)
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax._typing import Array, Float
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Adaptation, Draw
 from geode_jax.model.found import Found
@@ -182,6 +197,7 @@ class Posterior(eqx.Module):
             "found": self.found.to_header(),
             "prior": encode(self.prior),
             "sampler_settings": encode(self.sampler_settings),
+            "arrays": sorted(arrays),
         }
         return header, arrays
 
@@ -191,56 +207,71 @@ class Posterior(eqx.Module):
         return _rebuild(header, arrays)
 
 
+_DRAW_RULES = {
+    "neg_log_u": NOT_NEGATIVE,
+    "tau": AT_LEAST_ONE,
+    "log_weights": LOG_PROBABILITY,
+    "count": NOT_NEGATIVE,
+    "dimension": up_to("d"),
+}
+_IN_MODEL_TYPE = {
+    **members_of(Dictionary, "dictionary", "F", {"ranks": up_to("d")}),
+    **members_of(Draw, "draws", "F C T", _DRAW_RULES),
+    **members_of(Adaptation, "adaptation", "F C", {"included": NOT_NEGATIVE, "steps": NOT_NEGATIVE}),
+}
+_MEMBERS = {
+    **_IN_MODEL_TYPE,
+    "tree.is_present": Member("b", ("F", "K")),
+    "shift": Member("f", ("D",)),
+    "scale": Member("f", ("D",), POSITIVE),
+    "noise_root": Member("f", ("D", "D"), POSITIVE_DEFINITE, is_optional=True),
+    "lost_mass": Member("f", ("F",), SHARE, is_optional=True),
+}
+
+
+def _check(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Raise ValueError unless header and arrays are those of a posterior."""
+    check_version(header, _FORMAT, _FORMAT_VERSION)
+    # the first files do not list their arrays
+    if sorted(header.get("arrays", arrays)) != sorted(arrays):
+        raise ValueError("the arrays are not those that the header lists")
+    num_nodes = arrays["tree.is_present"].shape[-1] if arrays["tree.is_present"].ndim == 2 else 0
+    check_arrays(arrays, _MEMBERS, {"S": (num_nodes + 1).bit_length() - 1})
+    check_one_float_type(arrays, _IN_MODEL_TYPE, arrays["dictionary.centres"].dtype)
+    if not all(arrays[name].shape[axis] for name in ("draws.tau", "draws.count") for axis in range(4)):
+        raise ValueError("it holds no draws")
+
+
 def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior:
+    _check(header, arrays)
+
     def part(name: str) -> dict[str, Array]:
         return jax.tree.map(jnp.asarray, within(arrays, name))
 
-    with precision_of(arrays["dictionary.centres"].dtype):
-        posterior = Posterior(
+    with jax_settings(arrays["dictionary.centres"].dtype):
+        return Posterior(
             dictionary=Dictionary(tree=trees_from_masks(arrays["tree.is_present"]), **part("dictionary")),
             draws=jax.tree.map(np.asarray, Draw(**part("draws"))),
             adaptation=jax.tree.map(np.asarray, Adaptation(**part("adaptation"))),
             shift=arrays["shift"],
             scale=arrays["scale"],
-            dictionary_settings=decode(header["dictionary_settings"]),
+            dictionary_settings=decode_as(DictionarySettings, header["dictionary_settings"]),
             found=_found(header, arrays),
-            prior=decode(header["prior"]),
-            sampler_settings=decode(header["sampler_settings"]),
+            prior=decode_as(Prior, header["prior"]),
+            sampler_settings=decode_as(SamplerSettings, header["sampler_settings"]),
             noise_root=arrays.get("noise_root"),
             lost_mass=arrays.get("lost_mass"),
         )
-    _check_shapes(posterior)
-    return posterior
 
 
 def _found(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Found:
     """What stage one found; files of the first format hold it in the settings."""
+    rank = arrays["dictionary.bases"].shape[-1]
     if "found" in header:
-        return Found.from_header(header["found"])
+        found = Found.from_header(header["found"])
+        if found.rank != rank:
+            raise ValueError(f"the header names rank {found.rank}, the arrays have {rank}")
+        return found
     settings = decode(header["dictionary_settings"])
     span, num_nodes = settings.shared_span, arrays["tree.is_present"].shape[-1]
-    rank = arrays["dictionary.bases"].shape[-1]
     return Found(rank, None if span is None else span.rank, settings.num_candidates or num_nodes)
-
-
-def _check_shapes(posterior: Posterior) -> None:
-    dictionary, draws = posterior.dictionary, posterior.draws
-    trees, nodes, features, rank = dictionary.bases.shape
-    _, chains, length = draws.log_joint.shape
-    lead = (trees, chains, length)
-    expected: list[tuple[Array | np.ndarray, tuple[int, ...]]] = [
-        (dictionary.centres, (trees, nodes, features)),
-        (dictionary.ranks, (trees, nodes)),
-        (dictionary.tree.is_present, (trees, 2 ** (dictionary.tree.depth + 1) - 1)),
-        (draws.neg_log_u, (*lead, nodes, rank)),
-        (draws.log_weights, (*lead, nodes)),
-        (draws.dimension, (*lead, nodes)),
-        (draws.log_sigma2, (*lead, dictionary.tree.num_scales)),
-        (posterior.shift, (features,)),
-        (posterior.scale, (features,)),
-    ]
-    if posterior.noise_root is not None:
-        expected.append((posterior.noise_root, (features, features)))
-    for array, shape in expected:
-        if array.shape != shape:
-            raise ValueError(f"an array has shape {array.shape} where {shape} belongs")

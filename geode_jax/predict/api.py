@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._checks import check_data, check_instance, check_integer, check_key, check_number
-from geode_jax._typing import ArrayLike, Float, KeyArray, precision_of
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax._typing import ArrayLike, Float, KeyArray
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
@@ -118,7 +119,7 @@ def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[n
     key = check_key(key)
     check_instance(posterior, "posterior", Posterior)
     num_samples = check_integer(num_samples, "num_samples", 1)
-    with precision_of(posterior.dtype):
+    with jax_settings(posterior.dtype):
         draws = thinned(posterior, None)
         padded = 1 << (num_samples - 1).bit_length()  # few compiled sizes
         x = np.asarray(sample_rows(key, posterior.dictionary, draws, num_rows=padded))[:num_samples]

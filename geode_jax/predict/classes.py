@@ -7,7 +7,8 @@ from scipy import special
 
 from geode_jax._checks import check_data, check_instance, check_integer
 from geode_jax._runtime.blas import one_blas_thread
-from geode_jax._typing import ArrayLike, Float, precision_of
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax._typing import ArrayLike, Float
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict.class_span import bytes_per_row as reduced_row_bytes
@@ -49,7 +50,7 @@ def class_log_densities(
     for kind in (~is_partial, is_partial):
         for within, rows in by_distance(posterior, data, np.flatnonzero(kind)):
             missing = np.isnan(data[rows])
-            with precision_of(within.dtype), one_blas_thread():
+            with jax_settings(within.dtype), one_blas_thread():
                 x = to_model(np.where(missing, within.shift, data[rows]), within.frame, within.dtype)
                 if missing.any():
                     parts.append(_partial(within, x, (~missing).astype(x.dtype), num_draws, wanted))

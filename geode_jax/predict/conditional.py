@@ -9,7 +9,8 @@ import numpy as np
 
 from geode_jax._checks import check_data, check_integer, check_key, check_number
 from geode_jax._runtime.blas import one_blas_thread
-from geode_jax._typing import Array, ArrayLike, Float, KeyArray, precision_of
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax._typing import Array, ArrayLike, Float, KeyArray
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
@@ -120,7 +121,7 @@ class Conditional:
     def _draws(self, key: KeyArray, rows: np.ndarray, num_samples: int) -> np.ndarray:
         """Draws of the wanted features of some rows, (rows, num_samples, D'), each by its own key."""
         posterior = self.posterior
-        with precision_of(posterior.dtype), one_blas_thread():
+        with jax_settings(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
             x, is_observed = features_and_mask(posterior, self.rows[rows])
             features, dictionary = self._index(), of_features(posterior)
@@ -165,7 +166,7 @@ class Conditional:
     def _log_prob_of(self, rows: np.ndarray, values: np.ndarray, missing: np.ndarray) -> np.ndarray:
         """Log density of some rows' missing features at `values`, (rows, D')."""
         posterior = self.posterior
-        with precision_of(posterior.dtype), one_blas_thread():
+        with jax_settings(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
             x, is_observed = features_and_mask(posterior, self.rows[rows])
             average, factor, _ = self._blocks(x, is_observed, ())
@@ -207,7 +208,7 @@ class Conditional:
         if levels is not None:
             results[1][:] = 0.0
         for posterior, rows in by_distance(self.posterior, self.rows, np.flatnonzero(missing.any(axis=1))):
-            with precision_of(posterior.dtype), one_blas_thread():
+            with jax_settings(posterior.dtype), one_blas_thread():
                 x, is_observed = features_and_mask(posterior, self.rows[rows])
                 found = dataclasses.replace(self, posterior=posterior)._blocks(x, is_observed, levels)
             values = [self._to_data(found[0])]

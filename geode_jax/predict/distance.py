@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geode_jax._typing import Bool, precision_of
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax._typing import Bool
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.blocks import slices
@@ -59,5 +60,5 @@ def in_float64(posterior: AnyPosterior) -> AnyPosterior:
             return leaf
         return jnp.asarray(leaf, np.float64) if isinstance(leaf, jax.Array) else leaf.astype(np.float64)
 
-    with precision_of(np.float64):
+    with jax_settings(np.float64):
         return jax.tree.map(cast, posterior)

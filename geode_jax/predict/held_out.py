@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from geode_jax._typing import Array, Float, precision_of
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax._typing import Array, Float
 from geode_jax.forest.forest import Forest
 from geode_jax.model.candidate_statistics import AnyStatistics, Probe
 from geode_jax.model.dictionary import Dictionary
@@ -29,8 +30,8 @@ def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarr
     cannot be compared. If rows have candidate nodes, the other nodes are ignored. Without cross-fitting the dictionary
     was learned from the row, and the density is too high.
     """
-    num_rows = int(forest.statistics.num_rows[0])
-    with precision_of(posterior.dtype):
+    with jax_settings(posterior.dtype):
+        num_rows = int(forest.statistics.num_rows[0])
         draws = jax.tree.map(jnp.asarray, posterior.thin(NUM_DRAWS))
         by_tree = np.asarray(_leave_one_out(forest.dictionary, draws, forest.statistics), np.float64)
     return np.logaddexp.reduce(by_tree[:, :num_rows], axis=0) - np.log(by_tree.shape[0]) + posterior.log_jacobian
@@ -55,7 +56,7 @@ def lost_mass(forest: Forest, posterior: Posterior) -> Float[np.ndarray, "F"] | 
     """
     if forest.probe is None:
         return None
-    with precision_of(posterior.dtype):
+    with jax_settings(posterior.dtype):
         draws = jax.tree.map(jnp.asarray, posterior.thin(NUM_DRAWS))
         return np.asarray(_lost_mass(forest.dictionary, draws, forest.probe), np.float64)
 

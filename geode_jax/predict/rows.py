@@ -9,7 +9,8 @@ import numpy as np
 
 from geode_jax._checks import check_data, check_instance, check_integer
 from geode_jax._runtime.blas import one_blas_thread
-from geode_jax._typing import Array, ArrayLike, precision_of
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax._typing import Array, ArrayLike
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.math.whitening import observe_rows
 from geode_jax.model.dictionary import Dictionary, coloured
@@ -131,12 +132,12 @@ def map_rows(
     is_partial = np.isnan(data).any(axis=1)
     index, parts = [], []
     for within, rows in by_distance(posterior, data, np.flatnonzero(~is_partial)):
-        with precision_of(within.dtype), one_blas_thread():
+        with jax_settings(within.dtype), one_blas_thread():
             x = to_model(data[rows], within.frame, within.dtype)
             parts.append(of_complete(within, thinned(within, num_draws[0]), x))
         index.append(rows)
     for within, rows in by_distance(posterior, data, np.flatnonzero(is_partial)):
-        with precision_of(within.dtype), one_blas_thread():
+        with jax_settings(within.dtype), one_blas_thread():
             parts.append(of_partial(within, thinned(within, num_draws[1]), *features_and_mask(within, data[rows])))
         index.append(rows)
     return np.concatenate(parts, dtype=np.float64)[np.argsort(np.concatenate(index))]

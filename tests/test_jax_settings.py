@@ -1,0 +1,66 @@
+"""Results do not depend on the user's JAX settings, and calls that cannot work say why."""
+
+import multiprocessing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import DICTIONARY, SAMPLER
+
+import geode_jax
+from geode_jax._runtime import jax_settings as module
+from geode_jax._runtime.jax_settings import jax_settings
+
+SETTINGS = {
+    "jax_default_prng_impl": "rbg",
+    "jax_threefry_partitionable": False,
+    "jax_numpy_rank_promotion": "raise",
+    "jax_numpy_dtype_promotion": "strict",
+    "jax_enable_x64": True,
+    "jax_transfer_guard": "disallow",
+}
+
+
+def _answers(data):
+    model = geode_jax.GeodeDensity(num_trees=2, max_rank=3, depth=2, num_warmup=40, num_samples=30, random_state=0)
+    model.fit(data)
+    hidden = data[:5].copy()
+    hidden[:, 1] = np.nan
+    return np.concatenate(
+        [model.score_samples(data[:5]), model.sample(3).ravel(), *(part.ravel() for part in model.impute(hidden, 0.9))]
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(data):
+    return _answers(data)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_seed_means_the_same(data, expected, name):
+    before = getattr(jax.config, name)
+    jax.config.update(name, SETTINGS[name])
+    try:
+        np.testing.assert_array_equal(_answers(data), expected)
+    finally:
+        jax.config.update(name, before)
+
+
+def test_inside_jit_it_says_so(posterior):
+    rows = jnp.zeros((2, 6))
+    with pytest.raises(TypeError, match=r"X: expected an array with values, got a traced one.*outside jax\.jit"):
+        jax.jit(lambda x: geode_jax.log_density(posterior, x))(rows)
+    with pytest.raises(TypeError, match="key: expected an array with values"):
+        jax.jit(lambda key: geode_jax.sample(key, posterior))(jax.random.key(0))
+    with pytest.raises(TypeError, match="X: expected an array with values"):
+        jax.vmap(lambda x: geode_jax.fit(jax.random.key(0), x, dictionary=DICTIONARY, sampler=SAMPLER))(rows[None])
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this system")
+def test_a_forked_process_says_so_instead_of_hanging(monkeypatch):
+    with jax_settings(np.float32):
+        pass
+    monkeypatch.setattr(module.os, "getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match=r"forked.*get_context\('spawn'\)"), jax_settings(np.float32):
+        pass
