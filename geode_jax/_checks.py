@@ -132,8 +132,8 @@ def check_data(
 ) -> np.ndarray:
     """Return `data` as a float32 or float64 array of shape (n, D), without a copy if none is needed.
 
-    Accepts anything NumPy can read, including pandas and polars frames. With `allow_nan`, NaN means missing, and a row
-    of NaN alone is an error; otherwise NaN is an error. Infinite values always are.
+    Accepts anything NumPy can read, including pandas and polars frames. With `allow_nan`, NaN means missing; otherwise
+    it is an error. Infinite values always are.
     """
     array = _as_float_array(data, name)
     if array.ndim != 2:
@@ -157,6 +157,13 @@ def check_data(
 def check_training_data(data: ArrayLike, name: str = "X") -> np.ndarray:
     """:func:`check_data` for a fit: NaN is missing, and every row and every column has an observed value."""
     array = check_data(data, name, allow_nan=True, min_rows=2)
+    empty_rows = np.isnan(array.max(axis=1))
+    empty_rows[empty_rows] = np.isnan(array[empty_rows]).all(axis=1)
+    if empty_rows.any():
+        raise ValueError(
+            f"{name}: expected at least one observed value in every row, but {int(empty_rows.sum())} rows are all"
+            f" NaN (the first is row {np.flatnonzero(empty_rows)[0]})"
+        )
     is_empty = np.isnan(array.min(axis=0))
     is_empty[is_empty] = np.isnan(array[:, is_empty]).all(axis=0)
     if is_empty.any():
@@ -183,10 +190,4 @@ def _explain_non_finite(array: np.ndarray, name: str, allow_nan: bool) -> None:
         raise ValueError(
             f"{name}: expected no missing values here, got {int(missing.sum())} NaN"
             f" (the first in row {row}, column {column})"
-        )
-    empty_rows = missing.all(axis=1)
-    if empty_rows.any():
-        raise ValueError(
-            f"{name}: expected at least one observed value in every row, but {int(empty_rows.sum())} rows are all"
-            f" NaN (the first is row {np.flatnonzero(empty_rows)[0]})"
         )

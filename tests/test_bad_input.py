@@ -68,11 +68,6 @@ FIT_CASES = {
 PREDICT_CASES = {
     "other features": (X[:, :2], ValueError, "X: expected 3 features as in fit, got 2"),
     "infinity": (_with(-np.inf), ValueError, "X: expected finite numbers, got 1 infinite"),
-    "all-missing row": (
-        _all_missing(row=4),
-        ValueError,
-        "X: expected at least one observed value in every row, .*row 4",
-    ),
     "one dimension": (X[0], ValueError, r"X: expected a 2-D array .* use X.reshape\(1, -1\) for one row"),
 }
 SETTING_CASES = {

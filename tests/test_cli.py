@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 import geode_jax
-from geode_jax.cli.commands import run
+from geode_jax.cli.commands import _table, parser, run
 from geode_jax.cli.tables import SUFFIXES, TableError, new_table, open_table
+from geode_jax.gibbs.run import _Run
 
 FIT = ["--trees", "1", "--warmup", "10", "--draws", "10", "--seed", "0", "--quiet"]
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -36,6 +37,7 @@ def _write_all(stem, rows):
     np.savez(f"{stem}.npz", rows)
     frame = pd.DataFrame(rows, columns=NAMES)
     frame.to_csv(f"{stem}.csv", index=False)
+    frame.to_csv(f"{stem}.tsv", index=False, sep="\t")
     frame.to_parquet(f"{stem}.parquet")
 
 
@@ -44,7 +46,9 @@ def _read(path):
         return np.load(path)
     if path.suffix == ".npz":
         return np.load(path)["X"]
-    return (pd.read_csv if path.suffix == ".csv" else pd.read_parquet)(path).to_numpy()
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path).to_numpy()
+    return pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",").to_numpy()
 
 
 def test_model_is_the_estimator(data, folder):
@@ -110,6 +114,9 @@ def test_failures_are_one_line(folder, capsys):
         return str(path)
 
     (folder / "broken.npz").write_bytes((folder / "model.npz").read_bytes()[:5000])
+    damaged = bytearray((folder / "whole.parquet").read_bytes())
+    damaged[40:400] = b"\xff" * 360
+    (folder / "damaged.parquet").write_bytes(damaged)
     np.save(folder / "flat.npy", np.zeros(6))
     np.save(folder / "objects.npy", np.array([[{}]]), allow_pickle=True)
     np.savez(folder / "two.npz", a=np.zeros((2, 6)), b=np.zeros((2, 6)))
@@ -128,7 +135,16 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, text(shuffled), str(out)], "expected the columns of the training table, got another order"),
         (["score", model, text("a,b,c,d,e,g\n1,2,3,4,5,6\n"), str(out)], "got no f but g"),
         (["score", model, text("1,2,3,inf,5,6\n"), str(out)], "infinity"),
-        (["score", model, text(",,,,,\n"), str(out)], "X: "),
+        (["score", model, text("1,2,x,4,5,6\n" + "1,2,3,4,5,6\n" * 20), str(out)], "'x' is no number"),
+        (["score", model, text("0,1,2,3,4,5\n1,2,3,4,5,6\n"), str(out)], "pass --header or --no-header"),
+        (["score", model, text("a,b,c,d,e,a\n1,2,3,4,5,6\n"), str(out)], "got 'a' twice"),
+        (["score", model, text("a;b;c;d;e;f\n1;2;3;4;5;6\n"), str(out)], "pass --delimiter ';'"),
+        (["score", model, text("1,5;2,5;3,5;4,5;5,5;6,5\n"), str(out)], "--decimal , if numbers have commas"),
+        (["score", model, text('a,b,c,d,e,f\n1,2,3,4,5,"6\n'), str(out)], "unexpected end of data"),
+        (["score", model, text("1,2,3,4,5,\x00\n"), str(out)], "error: "),
+        (["score", model, text("a,b,c,d,e,f\n"), str(out)], "expected rows, got none"),
+        (["score", model, text("1,2,3,4,5,6\n"), str(out), "--delimiter", "ab"], "--delimiter: expected one character"),
+        (["score", model, str(folder / "damaged.parquet"), str(out)], "damaged.parquet: "),
         (["score", model, str(folder / "flat.npy"), str(out)], "expected numbers of shape (n, D)"),
         (["score", model, str(folder / "objects.npy"), str(out)], "objects.npy"),
         (["score", model, str(folder / "two.npz"), str(out)], "one called X, got a, b"),
@@ -187,3 +203,47 @@ def test_tables_without_pyarrow(tmp_path):
             open_table(tmp_path / "x.parquet", 10)
         with pytest.raises(TableError, match="pip install"), new_table(tmp_path / "x.parquet", 1, ["a"]):
             pass
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments"),
+    [
+        ("1;2,5;NA\n4;?;6\n", ["--delimiter", ";", "--decimal", ","]),
+        ("1\t2.5\tN/A\n4\tnull\t6\n", ["--delimiter", r"\t"]),
+        ("\ufeff1,2.5,#N/A\n\n4,,6\n", []),
+        ("7,8,9\n1,2.5,n/a\n4,<NA>,6\n", ["--header"]),
+        ("1,2.5,nan\n4,None,6\n", ["--no-header"]),
+    ],
+)
+def test_text_formats(tmp_path, content, arguments):
+    (tmp_path / "x.csv").write_text(content, encoding="utf-8")
+    options = parser().parse_args(["score", "model", str(tmp_path / "x.csv"), "out.csv", *arguments])
+    rows = _table(options, 1).whole()
+    np.testing.assert_array_equal(rows, [[1.0, 2.5, np.nan], [4.0, np.nan, 6.0]])
+
+
+def test_an_interrupted_fit_says_what_it_saved(folder, capsys):
+    """130 whether or not there are draws to save; with some, the model is there."""
+    arguments = ["fit", str(folder / "train.csv"), str(folder / "early.npz"), *FIT, "--draws", "200"]
+    advance, count = _Run.advance, iter(range(9))
+
+    def stopped(self):
+        if next(count) == 2:
+            raise KeyboardInterrupt
+        advance(self)
+
+    with mock.patch.object(_Run, "advance", stopped), pytest.warns(RuntimeWarning, match="interrupted"):
+        assert run(arguments) == 130
+    assert f"saved a model with 90 of 200 draws per chain to {folder / 'early.npz'}" in capsys.readouterr().err
+    assert geode_jax.GeodeDensity.load(folder / "early.npz").posterior_.num_draws == 90
+    with mock.patch.object(_Run, "advance", side_effect=KeyboardInterrupt):
+        assert run([*arguments[:2], str(folder / "none.npz"), *FIT]) == 130
+    assert "nothing was written" in capsys.readouterr().err
+    assert not (folder / "none.npz").exists()
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.strip() == f"geode_jax {geode_jax.__version__}"

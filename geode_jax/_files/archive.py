@@ -3,10 +3,8 @@
 import dataclasses
 import json
 import os
-import secrets
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import equinox as eqx
@@ -14,6 +12,7 @@ import numpy as np
 
 from geode_jax import settings as _settings
 from geode_jax._files.schema import check_version
+from geode_jax._files.whole import written_whole
 
 Settings = TypeVar("Settings")
 
@@ -24,15 +23,8 @@ _RENAMED_FIELDS = {("DictionarySettings", "noise_shape"): "noise_covariance"}
 
 def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Write one ``.npz`` file; it appears whole or not at all. No array may be called ``header``."""
-    target = Path(path)
-    # a unique name, because several processes of one run write the same file
-    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(partial, "wb") as file:
-            np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **arrays)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(path) as partial, open(partial, "wb") as file:
+        np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **arrays)
 
 
 def read_archive(path: str | os.PathLike[str], kind: str, version: int, writer: str, rebuild: Any) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from geode_jax.cli.tables import Table, TableError, new_table, open_table
+from geode_jax._version import __version__
+from geode_jax.cli.tables import Table, TableError, TextFormat, new_table, open_table
 from geode_jax.demo import digits
 from geode_jax.estimators.density import GeodeDensity
 
@@ -20,8 +21,8 @@ _SAMPLE_ROWS = 1000  # drawn at a time
 _DESCRIPTION = """\
 Bayesian multiscale density estimation (GEODE) of tables of numbers.
 
-Tables are .npy, .npz (one array, or one called X), .csv (with or without a line of names) and .parquet files, a row per
-observation. NaN, an empty cell and NA are missing values, in training and afterwards.
+Tables are .npy, .npz (one array, or one called X), .csv and .tsv (with or without a line of names) and .parquet files,
+a row per observation. NaN, an empty cell, NA, N/A, null, none and ? are missing values, in training and afterwards.
 """
 
 _EXAMPLES = """\
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    found.add_argument("--version", action="version", version=f"geode_jax {__version__}")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_fit(commands)
     _add_score(commands)
@@ -59,19 +61,18 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. Failures are one line on standard error."""
     options = parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], None] = options.run
+    command: Callable[[argparse.Namespace], int | None] = options.run
     try:
-        command(options)
+        return command(options) or OK
     except (TableError, ValueError, TypeError, FloatingPointError, MemoryError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted: nothing was written", file=sys.stderr)
         return INTERRUPTED
-    return OK
 
 
-def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> Any:
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int | None], text: str) -> Any:
     found = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     found.set_defaults(run=run)
     return found
@@ -100,6 +101,7 @@ def _share(text: str) -> float:
 def _add_fit(commands: Any) -> None:
     command = _command(commands, "fit", _fit, "fit a density to a table and save the model")
     command.add_argument("data", type=Path, help="table of training rows")
+    _add_text_format(command)
     command.add_argument("model", type=Path, help="where to save the model, an .npz file without pickle")
     command.add_argument("--seed", type=int, default=None, help="decides everything random (default: none)")
     defaults = GeodeDensity().get_params()
@@ -128,8 +130,8 @@ def _add_fit(commands: Any) -> None:
     command.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-def _fit(options: argparse.Namespace) -> None:
-    table = open_table(options.data, 2**14)
+def _fit(options: argparse.Namespace) -> int:
+    table = _table(options, 2**14)
     names = ("num_trees", "num_chains", "num_warmup", "num_samples", "max_rank", "depth", "dtype", "checkpoint")
     model = GeodeDensity(
         **{name: getattr(options, name) for name in names}, progress=not options.quiet, random_state=options.seed
@@ -141,6 +143,31 @@ def _fit(options: argparse.Namespace) -> None:
         model.feature_names_in_ = np.asarray(table.names, dtype=object)
     model.set_params(checkpoint=None, progress=False)
     model.save(options.model)
+    num_draws = model.posterior_.num_draws
+    if num_draws == options.num_samples:
+        return OK
+    told = f"interrupted: saved a model with {num_draws} of {options.num_samples} draws per chain to {options.model}"
+    print(told, file=sys.stderr)
+    return INTERRUPTED
+
+
+def _add_text_format(command: Any) -> None:
+    """Arguments that say how a text file holds numbers."""
+    command.add_argument("--delimiter", metavar="C", help="between cells (default: a tab in .tsv files, else a comma)")
+    command.add_argument("--decimal", default=".", metavar="C", help="decimal sign in text files (default: a point)")
+    command.add_argument(
+        "--header",
+        action=argparse.BooleanOptionalAction,
+        help="whether the first line of a text file holds names (default: if it holds no numbers)",
+    )
+
+
+def _table(options: argparse.Namespace, chunk: int) -> Table:
+    delimiter = "\t" if options.delimiter == r"\t" else options.delimiter
+    for name, given in (("delimiter", delimiter or ","), ("decimal", options.decimal)):
+        if len(given) != 1:
+            raise TableError(f"--{name}: expected one character, got {given!r}")
+    return open_table(options.data, chunk, TextFormat(delimiter, options.decimal, options.header))
 
 
 def _check_place(path: Path) -> None:
@@ -181,6 +208,7 @@ def _add_stream(command: Any, data: str, output: str) -> None:
     command.add_argument("model", type=Path, help="a model saved by fit")
     command.add_argument("data", type=Path, help=data)
     command.add_argument("output", type=Path, help=output)
+    _add_text_format(command)
     command.add_argument("--chunk", type=_positive, default=1000, metavar="ROWS", help="rows at a time (default: 1000)")
     command.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -198,7 +226,7 @@ def _add_score(commands: Any) -> None:
 
 def _score(options: argparse.Namespace) -> None:
     model, names = _load(options.model)
-    table = open_table(options.data, options.chunk)
+    table = _table(options, options.chunk)
     columns = ["log_density", "novelty"] if options.novelty else ["log_density"]
     with new_table(options.output, table.num_rows, columns) as write:
         for rows in _chunks(table, options.data, model, names, "scoring", options.quiet):
@@ -221,7 +249,7 @@ def _add_impute(commands: Any) -> None:
 
 def _impute(options: argparse.Namespace) -> None:
     model, names = _load(options.model)
-    table = open_table(options.data, options.chunk)
+    table = _table(options, options.chunk)
     names_out = table.names or names or _numbered(model)
     columns = list(names_out)
     if options.interval is not None:

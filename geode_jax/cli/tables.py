@@ -1,9 +1,8 @@
-"""Tables of numbers in .npy, .npz, .csv and .parquet files, read and written in chunks of rows."""
+"""Tables of numbers in .npy, .npz, .csv, .tsv and .parquet files, read and written in chunks of rows."""
 
 import contextlib
 import csv
 import itertools
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,9 +10,13 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
-# Cells of a .csv file that mean a missing value, in lower case.
-_MISSING = frozenset({"", "na", "nan", "null", "none", "?"})
+from geode_jax._files.whole import written_whole
+
+SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".parquet")
+# Cells of a text file that mean a missing value, in lower case: those of pandas, and "?".
+_MISSING = frozenset(
+    ["", "?", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none"]  # and what C libraries print for NaN
+).union(["1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"])
 
 Write = Callable[[np.ndarray], None]
 
@@ -37,18 +40,57 @@ class Table(NamedTuple):
         return np.concatenate(parts)
 
 
-def open_table(path: Path, chunk: int) -> Table:
-    """The table of a file, in chunks of at most `chunk` rows. Raises TableError."""
-    readers = dict(zip(SUFFIXES, (_read_npy, _read_npz, _read_csv, _read_parquet), strict=True))
-    reader = readers[_suffix(path)]
+class TextFormat(NamedTuple):
+    """How a text file holds numbers; None leaves it to the file.
+
+    `delimiter`: between cells; a tab in .tsv files and a comma in others. `decimal`: the decimal sign. `has_header`:
+    whether the first line holds names.
+    """
+
+    delimiter: str | None = None
+    decimal: str = "."
+    has_header: bool | None = None
+
+
+def open_table(path: Path, chunk: int, text: TextFormat | None = None) -> Table:
+    """The table of a file, in chunks of at most `chunk` rows. Raises TableError, also while chunks are read."""
+    text = text or TextFormat()
+    suffix = _suffix(path)
+    with _blaming(path):
+        if suffix in (".csv", ".tsv"):
+            delimiter = text.delimiter or ("\t" if suffix == ".tsv" else ",")
+            table = _read_text(path, chunk, text._replace(delimiter=delimiter))
+        else:
+            table = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}[suffix](path, chunk)
+    if table.num_rows == 0:
+        raise TableError(f"{path}: expected rows, got none")
+    return table._replace(chunks=_blamed(table.chunks, path))
+
+
+@contextlib.contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """Turn any error into one that names the file: a damaged one may fail anywhere in zipfile, NumPy and pyarrow."""
     try:
-        return reader(path, chunk)
-    except OSError as error:
-        raise TableError(f"{path}: {error.strerror or error}") from error
+        yield
     except TableError:
         raise
-    except Exception as error:  # a damaged file may fail anywhere in zipfile, NumPy, csv and pyarrow
-        raise TableError(f"{path}: {error}") from error
+    except OSError as error:
+        raise TableError(f"{path}: {error.strerror or _in_one_line(error)}") from error
+    except Exception as error:
+        raise TableError(f"{path}: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _blamed(chunks: Iterator[np.ndarray], path: Path) -> Iterator[np.ndarray]:
+    while True:
+        with _blaming(path):
+            rows = next(chunks, None)
+        if rows is None:
+            return
+        yield rows
 
 
 def _suffix(path: Path) -> str:
@@ -76,47 +118,96 @@ def _array_table(array: np.ndarray, path: Path, chunk: int) -> Table:
     return Table(rows, None, (np.asarray(array[first : first + chunk]) for first in range(0, rows, chunk)))
 
 
-def _read_csv(path: Path, chunk: int) -> Table:
-    with open(path, newline="", encoding="utf-8") as file:
-        first = next(csv.reader(file), None)
+def _read_text(path: Path, chunk: int, text: TextFormat) -> Table:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        lines = _lines(file, text)
+        first = next(lines, None)
         if first is None:
             raise TableError(f"{path}: expected rows, got an empty file")
-        num_lines = 1 + sum(1 for row in csv.reader(file) if row)
-    has_names = any(_number(cell) is None for cell in first)
+        num_lines = 1 + sum(1 for row in lines if row)
+    has_names = _has_names(first, path, text)
     names = [cell.strip() for cell in first] if has_names else None
+    if names is not None and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TableError(f"{path}, line 1: expected a different name for every column, got {twice!r} twice")
 
     def chunks() -> Iterator[np.ndarray]:
-        with open(path, newline="", encoding="utf-8") as file:
-            lines = csv.reader(file)
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = _lines(file, text)
             if has_names:
                 next(lines)
-            rows = (_numbers(row, len(first), path, lines.line_num, names) for row in lines if row)
+            rows = (_numbers(row, len(first), f"{path}, line {lines.line_num}", names, text) for row in lines if row)
             while part := list(itertools.islice(rows, chunk)):
                 yield np.array(part)
 
     return Table(num_lines - has_names, names, chunks())
 
 
-def _number(cell: str) -> float | None:
+def _lines(file: Any, text: TextFormat) -> Any:
+    return csv.reader(file, delimiter=text.delimiter or ",", strict=True)
+
+
+def _has_names(first: Sequence[str], path: Path, text: TextFormat) -> bool:
+    """Whether the first line holds names; an error where that cannot be told."""
+    if text.has_header is not None:
+        return text.has_header
+    numbers = [_number(cell, text.decimal) for cell in first]
+    if all(number is None for number in numbers):
+        _check_delimiter(first, path, text)
+        return True
+    if any(number is None for number in numbers):
+        which = next(cell for cell, number in zip(first, numbers, strict=True) if number is None)
+        _check_delimiter(first, path, text)
+        raise TableError(
+            f"{path}, line 1: expected names or numbers, got both ({which!r} is no number); if these are names, pass"
+            " --header"
+        )
+    if len(first) > 1 and numbers == [*range(len(first))]:
+        raise TableError(
+            f"{path}, line 1: expected names or the first row, and cannot tell which {', '.join(first[:3])}, ... are;"
+            " pass --header or --no-header"
+        )
+    return False
+
+
+def _check_delimiter(first: Sequence[str], path: Path, text: TextFormat) -> None:
+    """An error if the cells are one, or would be numbers, with another delimiter."""
+    for delimiter in ";\t|":
+        parts = (text.delimiter or ",").join(first).split(delimiter)
+        if delimiter == text.delimiter or len(parts) == 1:
+            continue
+        are_numbers = all(_number(part, ".") is not None or _number(part, ",") is not None for part in parts)
+        if len(first) == 1 or are_numbers:
+            raise TableError(
+                f"{path}, line 1: expected cells between {text.delimiter!r}, found {delimiter!r}; pass --delimiter"
+                f" {delimiter!r}, and --decimal , if numbers have commas"
+            )
+
+
+def _number(cell: str, decimal: str) -> float | None:
     """The number in a cell, or NaN for a missing value; None if it is neither."""
     text = cell.strip()
     if text.lower() in _MISSING:
         return np.nan
+    if decimal != ".":
+        if "." in text:
+            return None
+        text = text.replace(decimal, ".")
     try:
-        return float(text)
+        return float(text) if "_" not in text else None
     except ValueError:
         return None
 
 
-def _numbers(row: Sequence[str], width: int, path: Path, line: int, names: list[str] | None) -> list[float]:
+def _numbers(row: Sequence[str], width: int, where: str, names: list[str] | None, text: TextFormat) -> list[float]:
     if len(row) != width:
-        raise TableError(f"{path}, line {line}: expected {width} cells, got {len(row)}")
+        raise TableError(f"{where}: expected {width} cells, got {len(row)}")
     found: list[float] = []
     for column, cell in enumerate(row):
-        value = _number(cell)
+        value = _number(cell, text.decimal)
         if value is None:
-            where = f"column {column + 1}" if names is None else f"column {names[column]!r}"
-            raise TableError(f"{path}, line {line}, {where}: expected a number or nothing, got {cell!r}")
+            which = f"column {column + 1}" if names is None else f"column {names[column]!r}"
+            raise TableError(f"{where}, {which}: expected a number or nothing, got {cell!r}")
         found.append(value)
     return found
 
@@ -150,17 +241,18 @@ def new_table(path: Path, num_rows: int, names: Sequence[str]) -> Iterator[Write
 
     .npy and .npz files have no column names. An .npz file holds one array, X.
     """
-    writers = dict(zip(SUFFIXES, (_write_npy, _write_npz, _write_csv, _write_parquet), strict=True))
-    writer = writers[_suffix(path)]
-    partial = path.with_name(path.name + ".part")
+    suffix = _suffix(path)
     try:
-        with writer(partial, num_rows, names) as write:
-            yield write
-        os.replace(partial, path)
+        with written_whole(path) as partial:
+            if suffix in (".csv", ".tsv"):
+                writing = _write_text(partial, names, "\t" if suffix == ".tsv" else ",")
+            else:
+                writers = {".npy": _write_npy, ".npz": _write_npz, ".parquet": _write_parquet}
+                writing = writers[suffix](partial, num_rows, names)
+            with writing as write:
+                yield write
     except OSError as error:
         raise TableError(f"{path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _begin_array(file: IO[bytes], shape: tuple[int, int]) -> None:
@@ -190,10 +282,9 @@ def _append(file: IO[bytes], rows: np.ndarray) -> None:
 
 
 @contextlib.contextmanager
-def _write_csv(path: Path, num_rows: int, names: Sequence[str]) -> Iterator[Write]:
-    del num_rows
+def _write_text(path: Path, names: Sequence[str], delimiter: str) -> Iterator[Write]:
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, delimiter=delimiter)
         writer.writerow(names)
         yield lambda rows: writer.writerows(rows.tolist())
 

@@ -16,8 +16,8 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
     """Fill in missing values (NaN) with their means given the observed values of the row, by GEODE's joint density.
 
     Any pattern of missing values is allowed in `fit` and `transform`; rows may all be partial. For uncertainty, use
-    `impute` (central intervals) and `impute_draws` (multiple imputation). A row or column without any observed value is
-    an error.
+    `impute` (central intervals) and `impute_draws` (multiple imputation). In `fit`, a row or column without any
+    observed value is an error; in `transform` such a row gets the model's mean.
 
     Parameters
     ----------

@@ -18,20 +18,24 @@ def noise_scales(x: Rows, is_observed: np.ndarray | None, cells: Partition, opti
     return learn_feature_scales(x, is_observed, cells, options).scales
 
 
-def find_units(x: Rows, plan: Plan, seed: int) -> tuple[np.ndarray, Decision]:
+def find_units(x: Rows, plan: Plan, seed: int) -> tuple[np.ndarray, tuple[Decision, ...]]:
     """Divisors of the features of x, (n, D) with NaN where missing: all 1, or one unit per feature.
 
     There is one unit per feature only if there is one noise scale per feature, and held-out rows favour it.
     """
     options = plan.noise(seed)
     if options is None:
-        return np.ones(x.shape[1]), Decision("units", "one for all features", "all features have the same noise")
+        return np.ones(x.shape[1]), (Decision("units", "one for all features", "all features have the same noise"),)
 
     def learn_scales(rows: np.ndarray, is_observed: np.ndarray | None, cells: Partition) -> FeatureScales:
         return learn_feature_scales(rows, is_observed, cells, options)
 
     trial = choose_units(x, learn_scales, plan.tree, plan.max_rank, seed)
-    return trial.divisors, _decision(trial)
+    decision = _decision(trial)
+    if trial.num_constant == 0:
+        return trial.divisors, (decision,)
+    why = "they get the smallest noise scale: what they add to every log density says nothing"
+    return trial.divisors, (decision, Decision("features that never vary", str(trial.num_constant), why))
 
 
 def _decision(trial: UnitsTrial) -> Decision:
@@ -41,9 +45,9 @@ def _decision(trial: UnitsTrial) -> Decision:
     return Decision("units", taken, "gain of a unit for each feature", *trial.gain)
 
 
-def divide_by_units(x: Rows, frame: Frame, plan: Plan, seed: int) -> tuple[Rows, Frame, Decision]:
+def divide_by_units(x: Rows, frame: Frame, plan: Plan, seed: int) -> tuple[Rows, Frame, tuple[Decision, ...]]:
     """Divide the rows by the units of :func:`find_units`, in place if they are an array, and update the frame."""
-    divisors, decision = find_units(x, plan, seed)
+    divisors, decisions = find_units(x, plan, seed)
     if (divisors != 1.0).any():
         x = divide(x, divisors)
-    return x, frame._replace(scale=frame.scale * divisors), decision
+    return x, frame._replace(scale=frame.scale * divisors), decisions

@@ -110,6 +110,6 @@ def grow_in_frame(
             rank=chosen.rank,
             span_rank=None if chosen.span is None else chosen.span.bases.shape[2],
             num_candidates=plan.num_candidates(chosen.rank),
-            decisions=(about_units, *chosen.decisions),
+            decisions=(*about_units, *chosen.decisions),
         ),
     )

@@ -29,10 +29,12 @@ class UnitsTrial(NamedTuple):
     """Divisors of the features, (D,): all 1, or their deviations.
 
     `gain`: that of the deviations, per row of the sample; None if they hardly differ, so that nothing was tried.
+    `num_constant`: features that never vary.
     """
 
     divisors: np.ndarray
     gain: Gain | None
+    num_constant: int
 
 
 def choose_units(
@@ -49,9 +51,9 @@ def choose_units(
     the rows, Jacobian included, and by more than `LEAST_GAIN` per feature.
     """
     ones = np.ones(x.shape[1])
-    deviations = _deviations(x)
+    deviations, num_constant = _deviations(x)
     if deviations.max() < SMALL_RATIO * deviations.min():
-        return UnitsTrial(ones, None)
+        return UnitsTrial(ones, None, num_constant)
     rng = np.random.default_rng(seed)
     features = np.sort(rng.permutation(x.shape[1])[:MOST_FEATURES])
     rows = np.sort(rng.permutation(x.shape[0])[:LARGEST_SAMPLE])
@@ -73,22 +75,22 @@ def choose_units(
 
     gain = Gain.of(held_out(deviations[features]) - held_out(ones[features]))
     is_taken = gain.is_clear and gain.mean > LEAST_GAIN * features.size
-    return UnitsTrial(deviations if is_taken else ones, gain)
+    return UnitsTrial(deviations if is_taken else ones, gain, num_constant)
 
 
-def _deviations(x: Rows) -> np.ndarray:
-    """The scale of each feature's deviations from its mean, ``sqrt(E x^4 / (3 E x^2))``, over observed entries.
+def _deviations(x: Rows) -> tuple[np.ndarray, int]:
+    """The scale of each feature's deviations from its mean, ``sqrt(E x^4 / (3 E x^2))``, and how many never vary.
 
     For a Gaussian it is the standard deviation. A pixel that is dark in all but a few rows has a small standard
     deviation, though it shares the unit of the others: weighting by squares measures it in those few rows. Constant
-    features get the geometric mean of the others.
+    features get the geometric mean of the others. Only observed entries count.
     """
     second, fourth = np.zeros(x.shape[1]), np.zeros(x.shape[1])
     for rows in slices(*x.shape):
         square = np.square(x[rows].astype(np.float64))
         second += np.nansum(square, axis=0)
         fourth += np.nansum(np.square(square), axis=0)
-    varies = second > np.finfo(x.dtype).eps ** 2 * second.max()
+    varies = second > 0.0  # a column's own affair: how much others vary says nothing of it
     deviations = np.sqrt(fourth / np.where(varies, 3.0 * second, 1.0))
     deviations[~varies] = np.exp(np.log(deviations[varies]).mean())
-    return deviations
+    return deviations, int((~varies).sum())

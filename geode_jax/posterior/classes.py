@@ -69,7 +69,8 @@ class ClassPosterior(eqx.Module):
 
     def power_at(self, share: np.ndarray) -> np.ndarray:
         """Factor for the log densities of rows with this share of their features observed."""
-        return np.minimum(1.0, self.power * share**self.power_exponent)
+        # a row without observed features has the same density under every class, whatever the factor
+        return np.minimum(1.0, self.power * np.maximum(share, 1e-6) ** self.power_exponent)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one ``.npz`` file, without pickle; an interrupted write leaves no partial file."""

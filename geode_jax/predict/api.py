@@ -27,6 +27,7 @@ from geode_jax.predict.rows import (
     partial_log_density_by_tree,
     partial_row_bytes,
     thinned,
+    without_empty,
 )
 from geode_jax.predict.samples import sample_rows
 from geode_jax.rows.frame import to_data
@@ -53,7 +54,7 @@ def log_density(
     """Log posterior predictive density of rows, in nats and the data's units; (n, D) to (n,).
 
     Averaged over draws and trees (on the density scale, by log-sum-exp). A row with NaN gets the marginal log density
-    of its observed entries.
+    of its observed entries, which is 0 if there are none.
 
     - `num_draws`: posterior draws per tree that are averaged. None: 200 for complete rows, 16 for rows with NaN.
     - `num_candidates`: nodes per tree that are considered for a row with NaN. None: 6.
@@ -107,7 +108,7 @@ def log_density_draws(
             root=posterior.noise_root,
             bytes_per_row=posterior.num_trees * partial_row_bytes(posterior, draws, num_candidates),
         )
-        return by_draw - (is_observed @ np.log(posterior.scale))[:, None, None]
+        return without_empty(by_draw, is_observed) - (is_observed @ np.log(posterior.scale))[:, None, None]
 
     by_draw = map_rows(posterior, data, (num_draws, num_draws), of_complete, of_partial)
     by_chain = by_draw.reshape(data.shape[0], posterior.num_trees, posterior.num_chains, -1)

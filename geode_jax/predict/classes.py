@@ -17,7 +17,7 @@ from geode_jax.predict.density import density_row_bytes, log_densities
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.mixture import bytes_per_row as partial_row_bytes
 from geode_jax.predict.mixture import log_densities_partial
-from geode_jax.predict.rows import CANDIDATES, map_partial_rows, thinned
+from geode_jax.predict.rows import CANDIDATES, map_partial_rows, thinned, without_empty
 from geode_jax.rows.frame import to_model
 
 # Draws per tree. Few are enough, as a class density is averaged over trees too; for a partial row every draw costs a
@@ -143,5 +143,5 @@ def _partial(
                 is_observed,
                 bytes_per_row=member.num_trees * partial_row_bytes(member.dictionary, width, num_draws, 0),
             )
-        found.append(by_draw.reshape(x.shape[0], -1) + jacobian)
+        found.append(without_empty(by_draw.reshape(x.shape[0], -1), is_observed) + jacobian)
     return np.stack(found, axis=1)

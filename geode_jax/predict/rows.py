@@ -154,10 +154,17 @@ def partial_log_density_by_tree(
 ) -> np.ndarray:
     """Log density under each tree, (n, F), of the observed features, each divided by its scale."""
     dictionary = of_features(posterior)
-    return map_partial_rows(
+    by_tree = map_partial_rows(
         lambda seen: log_density_partial(dictionary, draws, seen, num_candidates=num_candidates),
         x,
         is_observed,
         root=posterior.noise_root,
         bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
     )
+    return without_empty(by_tree, is_observed)
+
+
+def without_empty(log_density: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+    """Log densities in float64, 0 at rows that show nothing: candidate nodes do not hold quite all of the weight."""
+    shows = is_observed.any(axis=1).reshape(-1, *[1] * (log_density.ndim - 1))
+    return np.where(shows, log_density.astype(np.float64), 0.0)

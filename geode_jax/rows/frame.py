@@ -32,22 +32,22 @@ class Frame(NamedTuple):
 def learn_frame(data: np.ndarray) -> Frame:
     """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
 
-    Every column needs an observed entry. Raises ValueError if all rows are equal: there is no spread to set a unit by.
+    Every column needs an observed entry. A column that never varies is shifted by its value, so that it is exactly 0
+    whatever its size. Raises ValueError if no column varies: there is no spread to set a unit by.
     """
-    total, count, magnitude = np.zeros(data.shape[1]), np.zeros(data.shape[1]), 0.0
+    total, count = np.zeros(data.shape[1]), np.zeros(data.shape[1])
+    lowest, highest = np.full(data.shape[1], np.inf), np.full(data.shape[1], -np.inf)
     with np.errstate(over="ignore", invalid="ignore"):
         for block in _blocks(data):
             seen = ~np.isnan(block)
             total += np.where(seen, block, 0.0).sum(axis=0, dtype=np.float64)
             count += seen.sum(axis=0)
-            magnitude = max(magnitude, float(np.abs(block).max(where=seen, initial=0.0)))
-        shift = total / count
-        largest = max(float(np.nanmax(np.abs(block - shift), initial=0.0)) for block in _blocks(data))
-    # Rounding of the mean leaves deviations of a few ulp even where all rows are equal.
-    noise_floor = 8 * np.finfo(data.dtype).eps * magnitude
+            lowest, highest = np.fmin(lowest, np.fmin.reduce(block)), np.fmax(highest, np.fmax.reduce(block))
+        shift = np.where(lowest == highest, lowest, total / count)
+        largest = float(np.maximum(highest - shift, shift - lowest).max())
     if not np.isfinite(largest):
         raise ValueError("X: expected a finite spread, but deviations from the column means overflow")
-    if largest <= noise_floor:
+    if (lowest == highest).all():
         raise ValueError("X: expected at least two different rows, but all rows are equal")
     mean_square = sum(np.nansum(np.square((block - shift) / largest)) for block in _blocks(data)) / count.sum()
     return Frame(shift, np.full(data.shape[1], largest * np.sqrt(mean_square)))

@@ -1,0 +1,70 @@
+"""Files that appear whole or not at all, whoever else writes to the same place and whenever the power fails."""
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write to instead of `path`; at the end its content takes the place of what `path` held.
+
+    If the context ends with an error, `path` is left as it was. A symbolic link stays one, and what it points to is
+    replaced. Permissions of an existing file are kept. Raises OSError if `path` exists and is no regular file.
+    """
+    target = Path(os.path.realpath(path))
+    mode = None
+    if target.exists():
+        mode = target.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(f"expected a regular file to replace, or none, got {os.fspath(path)!s}")
+    _remove_orphans(target)
+    # several processes may write to the same place, and a user's own file may have any plain name
+    partial = target.with_name(f"{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        yield partial
+        if mode is not None:
+            os.chmod(partial, stat.S_IMODE(mode))
+        _flush(partial)
+        os.replace(partial, target)
+        _flush(target.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Have the system write a file, or the entries of a folder, to the disk."""
+    try:
+        number = os.open(path, os.O_RDONLY)
+    except PermissionError:  # folders on Windows
+        return
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _remove_orphans(target: Path) -> None:
+    """Remove what processes that no longer run began to write for `target`."""
+    pattern = re.compile(re.escape(target.name) + r"\.(\d+)-[0-9a-f]{8}\.part")
+    for path in target.parent.glob("*.part"):
+        found = pattern.fullmatch(path.name)
+        if found and not _is_running(int(found.group(1))):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    """Whether a process runs on this machine; those of other machines count as running where that cannot be told."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it runs as another user
+        return True
+    return True

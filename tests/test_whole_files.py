@@ -1,0 +1,76 @@
+"""Files appear whole or not at all, keep what their owner set, and never take the place of anything but a file."""
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from geode_jax._files.archive import write_archive
+from geode_jax._files.whole import written_whole
+from geode_jax.cli.tables import TableError, new_table
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="links and permissions as on POSIX systems")
+
+
+def test_an_error_leaves_what_was_there(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("old")
+
+    def fail():
+        with written_whole(path) as partial:
+            partial.write_text("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert path.read_text() == "old"
+    assert [one.name for one in tmp_path.iterdir()] == ["x.txt"]
+
+
+def test_two_writers_never_mix(tmp_path):
+    """The file is that of the writer who ended last; a user's own file of a similar name is left alone."""
+    path = tmp_path / "x.csv"
+    (tmp_path / "x.csv.part").write_text("the user's own")
+    with new_table(path, 2, ["a"]) as first:
+        first(np.zeros((1, 1)))
+        with new_table(path, 2, ["b"]) as second:
+            second(np.ones((2, 1)))
+        first(np.zeros((1, 1)))
+    assert path.read_text().split() == ["a", "0.0", "0.0"]
+    assert (tmp_path / "x.csv.part").read_text() == "the user's own"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@POSIX
+def test_links_and_permissions_are_kept(tmp_path):
+    target, link = tmp_path / "model.npz", tmp_path / "link.npz"
+    target.write_bytes(b"old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    write_archive(link, {"format": "x"}, {"a": np.zeros(2)})
+    assert link.is_symlink()
+    assert np.load(target)["a"].size == 2
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+@POSIX
+def test_what_is_no_regular_file_is_left_alone(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npz")
+    for path in (tmp_path / "pipe.npz", "/dev/null", tmp_path):
+        with pytest.raises(OSError, match="expected a regular file to replace, or none"):
+            write_archive(path, {}, {})
+    with pytest.raises(TableError, match="expected a regular file"), new_table(tmp_path / "pipe.npz", 1, ["a"]):
+        pass
+    assert stat.S_ISFIFO((tmp_path / "pipe.npz").stat().st_mode)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a number that no process has")
+def test_what_dead_processes_left_is_removed(tmp_path):
+    dead = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    for process in (dead, os.getpid()):
+        (tmp_path / f"x.npz.{process}-0123abcd.part").write_bytes(b"half")
+    write_archive(tmp_path / "x.npz", {}, {})
+    assert {one.name for one in tmp_path.iterdir()} == {"x.npz", f"x.npz.{os.getpid()}-0123abcd.part"}
