@@ -21,6 +21,10 @@ def _is_known(flag: str) -> bool:
 # programs compile in two thirds of the time and run as fast. Users keep them: large programs run faster with them.
 _flags = ["--xla_force_host_platform_device_count=4"]
 _flags += ["--xla_cpu_use_fusion_emitters=false"] if _is_known("xla_cpu_use_fusion_emitters") else []
+# Without LLVM's costly passes, in the default run and among the longer proofs alike, so that both share what they
+# compile: most programs are used a few times each. Processes that tests start are compiled in the same way, so that
+# they draw the same. The demo of `.ci/run` and full benchmarks are compiled as users' programs are.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
 
 import jax  # noqa: E402  (after the flags)
@@ -39,11 +43,6 @@ _CHECKED = [name for name in _MODULES if not f"{name}.".startswith(tuple(f"{it}.
 install_import_hook([f"geode_jax.{name}" for name in _CHECKED if "__" not in name], "beartype.beartype")
 
 from geode_jax import DictionarySettings, SamplerSettings, fit  # noqa: E402  (after the hook)
-
-# Compiled without LLVM's costly passes, in the default run and among the longer proofs alike, so that both share what
-# they compile: most programs are used a few times each. Benchmarks and the demo of `.ci/run` are compiled as users'
-# programs are.
-jax.config.update("jax_disable_most_optimizations", True)
 
 _cache = Path(os.environ.get("GEODE_JAX_TEST_CACHE", Path(__file__).parent.parent / ".jax_cache"))
 jax.config.update("jax_compilation_cache_dir", str(_cache))

@@ -178,7 +178,7 @@ def stopped(data, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("what", ["jax", "jaxlib", "geode_jax", "platform"])
+@pytest.mark.parametrize("what", ["jax", "jaxlib", "geode_jax", "platform", "XLA_FLAGS"])
 def test_a_fit_does_not_go_on_where_draws_would_differ(data, stopped, what):
     _changed_header(stopped / "chains.npz", lambda header: header["made_by"].update({what: "0.1"}))
     with pytest.raises(ValueError, match=rf"made with {what} 0\.1, and this is {what}"):

@@ -43,6 +43,9 @@ class Checkpoint:
             "jax": jax.__version__,
             "jaxlib": jaxlib.__version__,
             "platform": jax.default_backend(),
+            # programs compiled otherwise round otherwise
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+            "jax_disable_most_optimizations": bool(jax.config.read("jax_disable_most_optimizations")),
         }
 
     def part(self, name: str) -> "Checkpoint":
