@@ -1,5 +1,6 @@
 """Bayesian multiscale density estimation (GEODE) for high-dimensional data near low-dimensional sets."""
 
+import importlib
 import warnings
 from typing import Any
 
@@ -39,7 +40,13 @@ from geode_jax.settings import (
 _RENAMED = {"NoiseShape": "NoiseCovariance"}  # old names, for a version
 
 
+# Imported on first use: it needs NumPyro, which takes a second to import.
+_LAZY = ("diagnostics",)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _RENAMED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"geode_jax.{name} is called {_RENAMED[name]} now", DeprecationWarning, stacklevel=2)

@@ -3,7 +3,7 @@
 Nodes of different trees are not comparable, so chains are compared within a tree only. Rank-normalised split R-hat,
 bulk and tail effective sample size as in Vehtari et al. (2021, Bayesian Analysis 16), with NumPyro's estimators.
 
-Imported by the user (``from geode_jax import diagnostics``): it needs NumPyro, which the rest of the package does not.
+``geode_jax.diagnostics`` is imported on first use: it needs NumPyro, which the rest of the package does not.
 """
 
 from typing import NamedTuple

@@ -35,6 +35,14 @@ def finished(forest):
     return kernel, mcmc
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # of what never varies
+def test_summary_and_report_as_the_readme_has_them(finished, data, capsys):
+    kernel, mcmc = finished
+    mcmc.print_summary()
+    assert "is_active" in capsys.readouterr().out
+    assert geode_jax.diagnostics.report(kernel.posterior(mcmc), data)
+
+
 def _fields(mcmc):
     return {name: np.asarray(values) for name, values in mcmc.get_samples(group_by_chain=True).items()}
 

@@ -135,6 +135,7 @@ class GeodeKernel(MCMCKernel):
             raise ValueError("mcmc: expected a run that has finished, got one that was not started")
         # (C, T, F, ...) to (F, C, T, ...)
         collected = mcmc.get_samples(group_by_chain=True)
+        collected["is_active"] = collected["is_active"].astype(bool)
         draws = Draw(**{name: jnp.moveaxis(values, 2, 0) for name, values in collected.items()})
         draws = jax.tree.map(np.asarray, draws)
         tallies = jax.tree.map(np.asarray, mcmc.last_state.chain.adaptation)
@@ -157,7 +158,9 @@ class GeodeKernel(MCMCKernel):
 
     def _state(self, key: KeyArray, chain: Chain, sweep: Array, num_warmup: Array, problem: Problem) -> KernelState:
         draw = jax.vmap(draw_of)(chain, problem)
-        return KernelState(vars(draw), -draw.log_joint.sum(), chain, sweep, num_warmup, key)
+        # NumPyro's summaries take quantiles, which booleans have none of
+        fields = {**vars(draw), "is_active": draw.is_active.astype(jnp.int32)}
+        return KernelState(fields, -draw.log_joint.sum(), chain, sweep, num_warmup, key)
 
 
 class PosteriorPredictive(Distribution):
