@@ -205,13 +205,20 @@ def test_bad_input(linear, model, arguments, message):
         model.fit(*arguments(linear[0], linear[1][:, 0]))
 
 
+def test_a_row_that_shows_nothing(regressor, classifier, linear):
+    """The response's own mean and spread, and the classes' prior probabilities."""
+    mean, deviation = regressor.predict(np.full((1, 6), np.nan), return_std=True)
+    np.testing.assert_allclose(mean[0], linear[1].mean(axis=0), atol=1.0)
+    assert (deviation > 0.5 * linear[1].std(axis=0)).all()
+    found = classifier.predict_log_proba(np.full((1, 4), np.nan))
+    np.testing.assert_allclose(found[0], classifier.posterior_.log_prior, atol=1e-5)
+
+
 def test_bad_requests(regressor, classifier, linear):
     X = linear[0]
     with pytest.raises(ValueError, match=r"probability: expected a number in \(0, 1\), got 95"):
         regressor.predict_interval(X, 95)
     with pytest.raises(ValueError, match="n_samples: expected an integer of at least 1, got 0"):
         regressor.sample_y(X, 0)
-    with pytest.raises(ValueError, match="rows are all NaN"):
-        regressor.predict(np.full((1, 6), np.nan))
     with pytest.raises(ValueError, match="6 features, but GeodeClassifier is expecting 4"):
         classifier.predict(X)

@@ -57,8 +57,11 @@ class Statistics(eqx.Module):
 
 
 def padded_size(num_rows: int) -> int:
-    """Number of places for `num_rows` rows: rounded up by less than 16 or 1/16 of it, whichever is larger."""
-    step = max(ROW_BLOCKS, 2 ** (num_rows.bit_length() - 5))
+    """Number of places for `num_rows` rows: rounded up by less than 64 or 1/16 of it, whichever is larger.
+
+    Compiling a program takes longer than a small table's sweeps, so tables of up to 1024 rows share sixteen sizes.
+    """
+    step = max(4 * ROW_BLOCKS, 2 ** (num_rows.bit_length() - 5))
     return -(-num_rows // step) * step
 
 

@@ -21,7 +21,7 @@ from geode_jax.rows.blocks import slices
 
 # Root mean square of a row's model coordinates; 1 for the data on the whole. Up to here widths of intervals in float32
 # are those in float64 to within 1e-3 (tests/test_far_rows.py).
-FARTHEST_IN_FLOAT32 = 5.0
+FARTHEST_IN_FLOAT32 = 2.5
 
 AnyPosterior = TypeVar("AnyPosterior", Posterior, ClassPosterior)
 
