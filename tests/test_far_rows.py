@@ -62,7 +62,7 @@ def test_densities_fall_with_the_distance(posterior):
 
 @ANY_NOISE
 def test_widths_in_float32_are_those_in_float64(posterior):
-    """The same numbers in either type; about rows a thousand and a million deviations away, and near the bound."""
+    """The same numbers in either type: near the limit to 3e-3, beyond it, to a million deviations, to 1e-3."""
     with jax_settings(np.float64):
         wide = distance.in_float64(posterior)
     narrow = _in_float32(wide)
@@ -75,7 +75,8 @@ def test_widths_in_float32_are_those_in_float64(posterior):
         for held in (wide, narrow):
             lower, upper = geode_jax.condition(held, rows).interval(0.9)
             widths.append((upper - lower)[:, 4:])
-        np.testing.assert_allclose(widths[1], widths[0], rtol=1e-3, err_msg=f"{deviations} deviations")
+        tolerance = 1e-3 if distance.is_far(posterior, rows).all() else 3e-3
+        np.testing.assert_allclose(widths[1], widths[0], rtol=tolerance, err_msg=f"{deviations} deviations")
 
 
 def test_only_far_rows_are_computed_in_float64(posterior):
