@@ -85,7 +85,7 @@ def test_nothing_of_the_size_of_the_data_is_collected(forest, finished):
     )
     asked = _mcmc(kernel, num_chains=1, num_samples=5)
     asked.run(jax.random.key(3), extra_fields=("chain.state.node",))
-    assert asked.get_extra_fields()["chain.state.node"].shape == (5, 2, 96)
+    assert asked.get_extra_fields()["chain.state.node"].shape == (5, 2, 128)
 
 
 def test_posterior_of_a_run(finished, data):
