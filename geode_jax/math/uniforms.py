@@ -1,7 +1,7 @@
 """One draw of uniform variables, handed out in parts.
 
-Every call of JAX's generator is some ten kernels, and a program of its own for the compiler. The node updates of a
-sweep need few numbers each, so they share one call: a sweep then compiles in three quarters of the time.
+Every call of JAX's generator is a loop of its own, with several kernels to compile and to launch. The node updates of
+a sweep need few numbers each, so they share one call.
 """
 
 import math

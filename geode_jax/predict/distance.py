@@ -19,9 +19,9 @@ from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.blocks import slices
 
-# Root mean square of a row's model coordinates; 1 to 1.4 for tables and digits on the whole, and at most 5 for any row
-# of them. Up to here widths of intervals in float32 are those in float64 to within 3e-3, for most rows far less
-# (tests/test_far_rows.py). A lower limit would make ordinary outliers compile a second set of programs.
+# Root mean square of a row's model coordinates; it is of order 1 for the data on the whole. Up to here widths of
+# intervals in float32 are those in float64 to within 3e-3 (tests/test_far_rows.py). A lower limit would make ordinary
+# outliers compile a second set of programs.
 FARTHEST_IN_FLOAT32 = 6.0
 
 AnyPosterior = TypeVar("AnyPosterior", Posterior, ClassPosterior)
@@ -36,20 +36,20 @@ def by_distance(
     there is no pair without rows.
     """
     rows = np.arange(data.shape[0]) if rows is None else rows
-    far = np.zeros(rows.size, bool) if posterior.dtype == np.float64 else is_far(posterior, data)[rows]
+    far = np.zeros(rows.size, bool) if posterior.dtype == np.float64 else is_far(posterior, data, rows)
     if not far.all():
         yield posterior, rows[~far]
     if far.any():
         yield in_float64(posterior), rows[far]
 
 
-def is_far(posterior: Posterior | ClassPosterior, data: np.ndarray) -> Bool[np.ndarray, "n"]:
-    """Whether the observed part of a row is too far from the data for float32."""
-    found = np.zeros(data.shape[0], bool)
+def is_far(posterior: Posterior | ClassPosterior, data: np.ndarray, rows: np.ndarray) -> Bool[np.ndarray, "n"]:
+    """Whether the observed part of each of these rows is too far from the data for float32."""
+    found = np.zeros(rows.size, bool)
     with np.errstate(over="ignore", invalid="ignore"):
-        for rows in slices(*data.shape):
-            square = np.square((data[rows] - posterior.shift) / posterior.scale)
-            found[rows] = np.nansum(square, axis=1) > FARTHEST_IN_FLOAT32**2 * data.shape[1]
+        for part in slices(rows.size, data.shape[1]):
+            square = np.square((data[rows[part]] - posterior.shift) / posterior.scale)
+            found[part] = np.nansum(square, axis=1) > FARTHEST_IN_FLOAT32**2 * data.shape[1]
     return found
 
 
