@@ -138,12 +138,15 @@ class DictionarySettings:
     - `num_neighbors` (default None): neighbours per row in the graph; None chooses by the number of rows.
     - `tree_rows` (default None): rows that a tree's graph and cuts are learned from, different ones for every tree; the
       other rows descend from the root to the nearer centre. None: all rows, up to 100,000.
-    - `min_cell_size` (default None): smallest number of rows in a cell; None is 10, less with few rows.
+    - `min_cell_size` (default None): smallest number of rows in a cell; None is 5, or 10 without `borrowed_rows`, and
+      less with few rows.
     - `num_candidates` (default None): nodes of each tree that a row may belong to. Memory and time of the sampler are
       proportional to it, and ``Posterior.lost_mass`` says how much mass it leaves out. None: all nodes, or 8 to 32
       where their statistics would take more than 1 GiB.
     - `parent_rows` (default 3.0): how many rows the parent's covariance counts for in that of a cell; None, as in the
       paper, lets cells share nothing.
+    - `borrowed_rows` (default 5.0): how many rows of its parent's cell, each about the centre of its own cell, count as
+      rows of a node when the sampler learns the node's variances; None, as in the paper, lets nodes borrow nothing.
     - `cross_fit` (default ``CrossFit()``): None gives the paper's in-sample statistics.
     - `feature_noise` (default ``FeatureNoise()``): None gives all features the same noise, as in the paper.
     - `noise_covariance` (default ``NoiseCovariance()``): None makes the noise of different features independent, as in
@@ -160,6 +163,7 @@ class DictionarySettings:
     min_cell_size: int | None = None
     num_candidates: int | None = None
     parent_rows: float | None = 3.0
+    borrowed_rows: float | None = 5.0
     cross_fit: CrossFit | None = CrossFit()
     feature_noise: FeatureNoise | None = FeatureNoise()
     noise_covariance: NoiseCovariance | None = NoiseCovariance()
@@ -179,8 +183,9 @@ class DictionarySettings:
             value = getattr(self, name)
             if value is not None:
                 check_integer(value, name, minimum)
-        if self.parent_rows is not None:
-            check_number(self.parent_rows, "parent_rows", above=0.0)
+        for name in ("parent_rows", "borrowed_rows"):
+            if getattr(self, name) is not None:
+                check_number(getattr(self, name), name, above=0.0)
         check_instance(self.cross_fit, "cross_fit", (CrossFit, None))
         check_instance(self.feature_noise, "feature_noise", (FeatureNoise, None))
         check_instance(self.noise_covariance, "noise_covariance", (NoiseCovariance, None))
@@ -200,6 +205,7 @@ class DictionarySettings:
             num_trees=1,
             min_cell_size=20,
             parent_rows=None,
+            borrowed_rows=None,
             cross_fit=None,
             feature_noise=None,
             noise_covariance=None,
@@ -230,6 +236,8 @@ class Prior:
     - `noise_shape` (default 0.5): shape of the prior ``1/sigma2 ~ Gamma(noise_shape, noise_rate)``, where sigma is in
       units of the data's root-mean-square deviation.
     - `noise_rate` (default 0.5): rate of that prior.
+    - `noise_rows` (default 1.0): how many rows whose noise is typical of the scale that prior counts for besides, so
+      that the noise of a scale without rows is like that of the others; None, as in the paper, counts none.
     - `stop_concentration` (default 1.0): a_S in ``S ~ Beta(1, a_S)``, large for deep trees; a number, or a
       :class:`GammaPrior` to learn it.
     - `right_concentration` (default 1.0): b_R in ``R ~ Beta(b_R, b_R)``.
@@ -238,20 +246,22 @@ class Prior:
     tau_rate: float = 1.0
     noise_shape: float = 0.5
     noise_rate: float = 0.5
+    noise_rows: float | None = 1.0
     stop_concentration: float | GammaPrior = 1.0
     right_concentration: float = 1.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name == "stop_concentration" and isinstance(value, GammaPrior):
-                continue
-            check_number(value, field.name, above=0.0)
+            is_learned = field.name == "stop_concentration" and isinstance(value, GammaPrior)
+            is_nothing = field.name == "noise_rows" and value is None
+            if not (is_learned or is_nothing):
+                check_number(value, field.name, above=0.0)
 
     @classmethod
     def published(cls) -> "Prior":
         """The paper's hyperparameters."""
-        return cls(tau_rate=0.05)
+        return cls(tau_rate=0.05, noise_rows=None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@
 `MISSING_BUGS` those of rows with missing features.
 """
 
+import dataclasses
 from unittest import mock
 
 import equinox as eqx
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import small
 
 from geode_jax.gibbs import membership, missing, noise, shrinkage, signal, tree_weights
+from geode_jax.model.borrowed import Borrowed
 from geode_jax.settings import DirectMembership, Prior, PublishedShrinkage, SliceMembership
 
 
@@ -59,9 +61,44 @@ def _renewal_without_jacobian():
 
 
 def _forget_noise_prior():
+    flat = Prior(noise_shape=1e-3, noise_rate=1e-3, noise_rows=None)
+    return _in_noise(lambda problem: dataclasses.replace(problem, prior=flat))
+
+
+def _in_noise(change):
+    """sigma2 moved in a changed problem."""
     original = noise.move
-    flat = Prior(noise_shape=1e-3, noise_rate=1e-3)
-    return mock.patch.object(noise, "move", lambda k, s, n, t, _, d: original(k, s, n, t, flat, d))
+    return mock.patch.object(noise, "move", lambda k, s, n, problem: original(k, s, n, change(problem)))
+
+
+def _noise_without_typical_row():
+    return _in_noise(lambda it: dataclasses.replace(it, prior=dataclasses.replace(it.prior, noise_rows=None)))
+
+
+def _nothing_borrowed():
+    """u moved as if no row was borrowed."""
+    return mock.patch.object(Borrowed, "added_to", lambda self, sums, *_: sums)
+
+
+def _borrowed_in_noise():
+    """The borrowed rows counted in sigma2 too."""
+    original = noise._gamma_parameters
+
+    def wrong(state, sums, problem):
+        return original(state, problem.borrowed.added_to(sums, state.log_sigma2, problem.tree), problem)
+
+    return mock.patch.object(noise, "_gamma_parameters", wrong)
+
+
+def _borrowed_in_weights():
+    """The borrowed rows counted in S and R too."""
+    original = tree_weights._beta_parameters
+
+    def wrong(state, sums, tree, prior):
+        more = small.make_borrowed(small.make_dictionary(sums.count.dtype)).count[: sums.count.size]
+        return original(state, eqx.tree_at(lambda it: it.count, sums, sums.count + more), tree, prior)
+
+    return mock.patch.object(tree_weights, "_beta_parameters", wrong)
 
 
 def _forget_stopped_rows():
@@ -237,6 +274,10 @@ BUGS = {
     "renewal without rows": _renewal_without_rows,
     "renewal without Jacobian": _renewal_without_jacobian,
     "sigma2 without prior": _forget_noise_prior,
+    "noise without typical row": _noise_without_typical_row,
+    "nothing borrowed": _nothing_borrowed,
+    "borrowed in noise": _borrowed_in_noise,
+    "borrowed in S and R": _borrowed_in_weights,
     "S without - n": _forget_stopped_rows,
     "stale node sums": _stale_sums,
     "constant key": _constant_key,
@@ -257,6 +298,10 @@ CAUGHT_BY = {
     "renewal without rows": ("draws", "shrinkage"),
     "renewal without Jacobian": ("identity", "renewal"),
     "sigma2 without prior": ("draws", "noise"),
+    "noise without typical row": ("draws", "noise"),
+    "nothing borrowed": ("identity", "u"),
+    "borrowed in noise": ("identity", "noise"),
+    "borrowed in S and R": ("identity", "stop"),
     "S without - n": ("identity", "stop"),
     "stale node sums": ("draws", "u"),
     "constant key": ("draws", "noise"),

@@ -6,6 +6,7 @@ import numpy as np
 
 from geode_jax.math.lowrank import masked_gram, missing_root
 from geode_jax.math.uniforms import Uniforms
+from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
@@ -69,11 +70,24 @@ def free_parameters(dictionary, active, state, sums):
     )
 
 
+def make_borrowed(dictionary, seed=1):
+    """Every node but the root borrows, another number of rows each; every scale has its own typical noise."""
+    rng, dtype = np.random.default_rng(seed), dictionary.centres.dtype
+    num_nodes, rank = dictionary.bases.shape[::2]
+    count, signal = rng.uniform(1.0, 3.0, num_nodes), rng.uniform(1.0, 4.0, (num_nodes, rank))
+    noise = rng.uniform(0.5, 1.5, dictionary.tree.num_scales)
+    count[0] = 0.0
+    count, signal, noise = (jnp.asarray(values, dtype) for values in (count, signal, noise))
+    count = count * dictionary.tree.is_present
+    return Borrowed(count, count[:, None] * signal * dictionary.is_available, noise)
+
+
 def make_problem(dictionary, x, prior=PRIOR, shrinkage=None, membership=None):
     return Problem(
         tree=dictionary.tree,
         statistics=statistics_of(dictionary, x),
         partial=None,
+        borrowed=make_borrowed(dictionary),
         is_available=dictionary.is_available & dictionary.tree.is_present[:, None],
         prior=prior,
         shrinkage=ExactShrinkage() if shrinkage is None else shrinkage,
@@ -124,6 +138,11 @@ def make_partial_rows(dictionary, x, mask=MASK, num_groups=2):
         num_observed=grouped(mask.sum(axis=1)),
         num_missing=grouped((1 - mask).sum(axis=1)),
     )
+
+
+def without_rows(dictionary, prior=PRIOR):
+    """A problem to draw parameters from the prior of; its one row is not used."""
+    return make_problem(dictionary, jnp.zeros((1, NUM_FEATURES), dictionary.centres.dtype), prior)
 
 
 def sums_of(problem: Problem, state: State):

@@ -97,7 +97,7 @@ def test_predictions_are_one_chain(arguments):
 def test_the_sweep_is_one_chain_with_missing_features():
     dictionary = small.make_dictionary(jnp.float32)
     active = small.active_mask(dictionary)
-    state = sample_prior(jax.random.key(0), dictionary.tree, small.PRIOR, active, 6, jnp.float32)
+    state = sample_prior(jax.random.key(0), small.without_rows(dictionary), active, 6)
     rows = small.make_partial_rows(dictionary, jnp.zeros((6, 5)), num_groups=1)
     group = jax.tree.map(lambda leaf: leaf[0], rows)
     jaxprs = [

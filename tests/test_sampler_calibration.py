@@ -38,7 +38,7 @@ def p_values(shrinkage, membership, bug=None, num_replicates=NUM_REPLICATES):
 
     def replicate(key):
         key_truth, key_data, key_start, key_run, key_ties = jax.random.split(key, 5)
-        truth = sample_prior(key_truth, _DICTIONARY.tree, small.PRIOR, _ACTIVE, small.NUM_ROWS, jnp.float32)
+        truth = sample_prior(key_truth, small.without_rows(_DICTIONARY), _ACTIVE, small.NUM_ROWS)
         x = simulate(key_data, _DICTIONARY, truth)
         problem = small.make_problem(_DICTIONARY, x, shrinkage=shrinkage, membership=membership)
         problem = eqx.tree_at(lambda it: it.is_available, problem, _ACTIVE)

@@ -21,10 +21,11 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.gibbs import membership, noise, shrinkage, signal, tree_weights
 from geode_jax.gibbs.chain import Chain, initial_chain, step
 from geode_jax.gibbs.sweep import node_uniforms, sweep
+from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.draw import Adaptation
 from geode_jax.model.joint import sample_prior, simulate
 from geode_jax.model.problem import Problem
-from geode_jax.model.state import NodeSums, half_count_and_rate, node_sums
+from geode_jax.model.state import NodeSums, State, half_count_and_rate, node_sums
 from geode_jax.model.statistics import Statistics
 from geode_jax.model.tree import tree_from_mask
 from geode_jax.settings import DirectMembership, ExactShrinkage, Prior, RankAdaptation
@@ -38,9 +39,8 @@ def _setting(dtype):
     """The same values in both types: made in float64, cast down."""
     with jax_settings(np.float64):
         dictionary = small.make_dictionary(jnp.float64)
-        state = sample_prior(
-            jax.random.key(11), dictionary.tree, small.PRIOR, small.active_mask(dictionary), small.NUM_ROWS, jnp.float64
-        )
+        active, nothing = small.active_mask(dictionary), small.without_rows(dictionary)
+        state = sample_prior(jax.random.key(11), nothing, active, small.NUM_ROWS)
         problem = small.make_problem(dictionary, simulate(jax.random.key(12), dictionary, state))
 
     def cast(leaf):
@@ -105,6 +105,7 @@ def _uniforms(key, state):
 
 
 def _move_u(key, problem, state, sums):
+    sums = problem.borrowed.added_to(sums, state.log_sigma2, problem.tree)
     moved = signal.move(_uniforms(key, state), state, sums, problem.tree, ExactShrinkage())
     return eqx.tree_at(lambda it: it.log_neg_log_u, state, moved)
 
@@ -114,7 +115,7 @@ def _move_tau(key, problem, state, sums):
 
 
 def _move_noise(key, problem, state, sums):
-    moved = noise.move(_uniforms(key, state), state, sums, problem.tree, problem.prior, problem.num_features)
+    moved = noise.move(_uniforms(key, state), state, sums, problem)
     return eqx.tree_at(lambda it: it.log_sigma2, state, moved)
 
 
@@ -129,6 +130,7 @@ def _move_concentration(key, problem, state, sums):
 
 
 def _renew(key, problem, state, sums):
+    sums = problem.borrowed.added_to(sums, state.log_sigma2, problem.tree)
     renewed = shrinkage.renew(_uniforms(key, state), state, sums, problem.tree, problem.prior)
     return eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), state, renewed)
 
@@ -143,7 +145,9 @@ def _u(dtype):
             draws[:, k, m],
             lambda it: it.log_neg_log_u,
             (k, m),
-            lambda s, sums, p, at=(k, m): signal.log_conditional(s, sums, p.tree)[at],
+            lambda s, sums, p, at=(k, m): signal.log_conditional(
+                s, p.borrowed.added_to(sums, s.log_sigma2, p.tree), p.tree
+            )[at],
             lambda v: v - jnp.exp(v),
         )
         for k, m in np.argwhere(mask)
@@ -177,7 +181,8 @@ def _shrinkage(dtype):
 
     with jax_settings(np.float64):
         problem, state = _setting(np.float64)
-        half_count, rate = half_count_and_rate(state, small.sums_of(problem, state), problem.tree)
+        sums = problem.borrowed.added_to(small.sums_of(problem, state), state.log_sigma2, problem.tree)
+        half_count, rate = half_count_and_rate(state, sums, problem.tree)
     return _delta_p_values(dtype, _repeated(step, 60), log_density)
 
 
@@ -232,7 +237,7 @@ def _noise(dtype):
             draws[:, scale],
             lambda it: it.log_sigma2,
             (scale,),
-            lambda s, sums, p, at=scale: noise.log_conditional(s, sums, p.tree, p.prior, p.num_features)[at],
+            lambda s, sums, p, at=scale: noise.log_conditional(s, sums, p)[at],
             lambda v: -v,
         )
         for scale in range(draws.shape[1])
@@ -382,7 +387,7 @@ def test_places_without_rows_change_nothing():
     dictionary = small.make_dictionary(jnp.float32)
     problem = small.make_problem(dictionary, 2.0 * jax.random.normal(jax.random.key(0), (14, 5)))
     active = small.active_mask(dictionary)
-    state = sample_prior(jax.random.key(1), dictionary.tree, small.PRIOR, active, 14, jnp.float32)
+    state = sample_prior(jax.random.key(1), problem, active, 14)
     statistics = problem.statistics
     padded = Statistics(
         jnp.pad(statistics.residual, ((0, 0), (0, 5)), constant_values=77.0),
@@ -439,10 +444,12 @@ def test_the_start_holds_no_direction_at_the_noise():
     rng = np.random.default_rng(0)
     squared = np.square(4.0 * rng.standard_normal((1, num_rows, rank), dtype=np.float32))
     outside = rng.chisquare(num_features - rank, (1, num_rows)).astype(np.float32)
+    tree = tree_from_mask(np.ones(1, bool))
     problem = Problem(
-        tree=tree_from_mask(np.ones(1, bool)),
+        tree=tree,
         statistics=Statistics(jnp.asarray(outside), jnp.asarray(squared), jnp.asarray(num_rows)),
         partial=None,
+        borrowed=Borrowed.nothing(tree, rank, jnp.float32),
         is_available=jnp.ones((1, rank), bool),
         num_features=jnp.asarray(float(num_features)),
         prior=Prior.published(),
@@ -466,9 +473,18 @@ def test_directions_without_rows_follow_the_prior_soon():
     """
     rank, num_sweeps = 60, 100
     tree = tree_from_mask(np.ones(63, bool))
-    state = sample_prior(jax.random.key(0), tree, Prior(), jnp.ones((63, rank), bool), 1, jnp.float32)
-    near_one = jnp.full_like(state.tau_excess, 1.0 / rank)
-    state = eqx.tree_at(lambda it: (it.tau_excess, it.log_neg_log_u), state, (near_one, 0.0 * near_one))
+    near_one = jnp.full((63, rank), 1.0 / rank)
+    state = State(
+        node=jnp.zeros(1, jnp.int32),
+        logit_stop=jnp.zeros(63),
+        logit_right=jnp.zeros(63),
+        log_neg_log_u=0.0 * near_one,
+        tau_excess=near_one,
+        log_sigma2=jnp.zeros(tree.num_scales),
+        log_stop_concentration=jnp.zeros(()),
+        is_active=jnp.ones((63, rank), bool),
+        log_ratio=0.0 * near_one,
+    )
     nothing = NodeSums(count=jnp.zeros(63), residual=jnp.zeros(63), squared=jnp.zeros((63, rank)))
 
     @jax.jit

@@ -27,15 +27,14 @@ def _setting():
         dictionary = small.make_dictionary(jnp.float64)
         active = small.active_mask(dictionary)
         one, other = (
-            sample_prior(key, dictionary.tree, small.PRIOR, active, small.NUM_ROWS, jnp.float64)
-            for key in small.keys(1, 2)
+            sample_prior(key, small.without_rows(dictionary), active, small.NUM_ROWS) for key in small.keys(1, 2)
         )
         problem = small.make_problem(dictionary, simulate(jax.random.key(3), dictionary, one))
         return problem, one, other
 
 
 def _joint(problem, state):
-    return log_joint(state, small.sums_of(problem, state), problem.tree, problem.prior, problem.num_features)
+    return log_joint(state, small.sums_of(problem, state), problem)
 
 
 def _stop(problem, state):
@@ -47,12 +46,15 @@ def _right(problem, state):
 
 
 def _u(problem, state):
-    return signal.log_conditional(state, small.sums_of(problem, state), problem.tree).sum()
+    return signal.log_conditional(state, _with_borrowed(problem, state), problem.tree).sum()
+
+
+def _with_borrowed(problem, state):
+    return problem.borrowed.added_to(small.sums_of(problem, state), state.log_sigma2, problem.tree)
 
 
 def _noise(problem, state):
-    sums = small.sums_of(problem, state)
-    return noise.log_conditional(state, sums, problem.tree, problem.prior, problem.num_features).sum()
+    return noise.log_conditional(state, small.sums_of(problem, state), problem).sum()
 
 
 def _node(problem, state):
@@ -107,7 +109,7 @@ def _renewal_gap(problem, one, other):
     cut = np.arange(one.is_active.shape[0])[:, None] % small.MAX_RANK
     is_renewed = one.is_active & (np.arange(small.MAX_RANK) >= cut)
     log_neg_log_u, tau_excess, log_ratio = shrinkage._renewal(
-        one, is_renewed, other.tau_excess, small.sums_of(problem, one), problem.tree
+        one, is_renewed, other.tau_excess, _with_borrowed(problem, one), problem.tree
     )
     changed = eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), one, (log_neg_log_u, tau_excess))
     expected = _joint(problem, changed) - _joint(problem, one)

@@ -32,7 +32,7 @@ _ACTIVE = small.active_mask(_DICTIONARY)
 def _functions(problem, state):
     """Functions of every block, of the memberships, and of the data through the joint."""
     sums = small.sums_of(problem, state)
-    joint = log_joint(state, sums, problem.tree, problem.prior, problem.num_features)
+    joint = log_joint(state, sums, problem)
     return jnp.concatenate(
         [
             small.free_parameters(_DICTIONARY, _ACTIVE, state, sums),
@@ -49,7 +49,7 @@ def z_scores(shrinkage_settings, membership, bug=None, num_chains=NUM_CHAINS):
 
     def start(key):
         key_state, key_data = jax.random.split(key)
-        state = sample_prior(key_state, dictionary.tree, small.PRIOR, _ACTIVE, small.NUM_ROWS, jnp.float32)
+        state = sample_prior(key_state, small.without_rows(dictionary), _ACTIVE, small.NUM_ROWS)
         return state, simulate(key_data, dictionary, state)
 
     def fresh(key):

@@ -35,9 +35,8 @@ NUM_PARTIAL = small.MASK.shape[0]
 def _setting():
     with jax_settings(np.float64):
         dictionary = small.make_dictionary(jnp.float64)
-        state = sample_prior(
-            jax.random.key(9), dictionary.tree, small.PRIOR, small.active_mask(dictionary), NUM_PARTIAL, jnp.float64
-        )
+        active = small.active_mask(dictionary)
+        state = sample_prior(jax.random.key(9), small.without_rows(dictionary), active, NUM_PARTIAL)
         # enough noise that a row may belong to several nodes
         state = eqx.tree_at(lambda it: it.log_sigma2, state, state.log_sigma2 + 2.0)
         x = np.asarray(simulate(jax.random.key(4), dictionary, state))
@@ -155,14 +154,14 @@ def _with_fresh_data(key, state, node):
 
 def _start(key):
     key_state, key_data = jax.random.split(key)
-    state = sample_prior(key_state, _DICTIONARY.tree, small.PRIOR, _ACTIVE, 8 + NUM_PARTIAL, jnp.float32)
+    state = sample_prior(key_state, small.without_rows(_DICTIONARY), _ACTIVE, 8 + NUM_PARTIAL)
     node = state.node[8:].reshape(2, -1)
     return _with_fresh_data(key_data, eqx.tree_at(lambda it: it.node, state, state.node[:8]), node)
 
 
 def _functions(problem, state):
     sums = small.sums_of(problem, state)
-    joint = log_joint(state, sums, problem.tree, problem.prior, problem.num_features)
+    joint = log_joint(state, sums, problem)
     free = small.free_parameters(_DICTIONARY, _ACTIVE, state, sums)
     return jnp.concatenate([free, jnp.log(sums.residual.sum())[None], (joint / 10.0)[None]])
 

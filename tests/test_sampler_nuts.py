@@ -24,14 +24,22 @@ from geode_jax.model.joint import sample_prior, simulate
 NODES, SCALE = 3, np.array([0, 1, 1])
 
 
-def _numpyro_model(x, centres, bases, mask):
+def _numpyro_model(x, centres, bases, mask, borrowed):
     """The joint of design and paper, for a root with two leaves."""
     prior = small.PRIOR
     hyperprior = prior.stop_concentration
     concentration = numpyro.sample("concentration", dist.Gamma(hyperprior.shape, hyperprior.rate))
     stop = numpyro.sample("stop", dist.Beta(1.0, concentration))
     right = numpyro.sample("right", dist.Beta(prior.right_concentration, prior.right_concentration))
-    precision = numpyro.sample("precision", dist.Gamma(prior.noise_shape, prior.noise_rate).expand([2]))
+    # one row of typical noise in each prior
+    shape, rate = (
+        extra + 0.5 * x.shape[1] * typical
+        for extra, typical in (
+            (prior.noise_shape, 1.0),
+            (prior.noise_rate, borrowed["noise"]),
+        )
+    )
+    precision = numpyro.sample("precision", dist.Gamma(shape * jnp.ones(2), rate))
     rows, columns = np.nonzero(mask)
     excess = numpyro.sample("excess", dist.Exponential(prior.tau_rate).expand([rows.size]))
     u_free = numpyro.sample("u", dist.Uniform(0.0, 1.0).expand([rows.size]))
@@ -39,6 +47,9 @@ def _numpyro_model(x, centres, bases, mask):
     delta = jnp.cumprod(tau, axis=1)[rows, columns]
     log_normaliser = gammaln(delta + 1.0) + jnp.log(gammainc(delta + 1.0, 1.0))
     numpyro.factor("u given tau", jnp.sum(delta * jnp.log(u_free) - u_free - log_normaliser))
+    # borrowed rows: normal, of variance 1/u in units of the typical noise
+    count, squared = borrowed["count"][rows], borrowed["squared"][rows, columns]
+    numpyro.factor("borrowed", jnp.sum(0.5 * count * jnp.log(u_free) - 0.5 * u_free * squared))
     u = jnp.ones(mask.shape).at[rows, columns].set(u_free)
     sigma2 = 1.0 / precision[SCALE]
     alpha2 = sigma2[:, None] * (1.0 / u - 1.0)
@@ -55,7 +66,7 @@ def _moments(draws):
     return draws.mean(axis=(0, 1)), draws.var(axis=(0, 1)) / effective
 
 
-def _nuts(x, centres, bases, mask):
+def _nuts(*arguments):
     mcmc = MCMC(
         NUTS(_numpyro_model, target_accept_prob=0.9),
         num_warmup=1000,
@@ -64,7 +75,7 @@ def _nuts(x, centres, bases, mask):
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(jax.random.key(2), x, centres, bases, mask)
+    mcmc.run(jax.random.key(2), *arguments)
     found = {name: np.asarray(value) for name, value in mcmc.get_samples(group_by_chain=True).items()}
     logit = [np.log(found[name] / (1 - found[name]))[:, :, None] for name in ("stop", "right")]
     return np.concatenate(
@@ -111,12 +122,11 @@ def compare():
         dictionary = small.make_dictionary(jnp.float64, depth=1)
         active = np.array(dictionary.is_available)
         active[0, 1] = False
-        state = sample_prior(
-            jax.random.key(1), dictionary.tree, small.PRIOR, jnp.asarray(active), small.NUM_ROWS, jnp.float64
-        )
+        state = sample_prior(jax.random.key(1), small.without_rows(dictionary), jnp.asarray(active), small.NUM_ROWS)
         x = simulate(jax.random.key(2), dictionary, state)
-        gibbs = _moments(_gibbs(small.make_problem(dictionary, x), state, active))
-        nuts = _moments(_nuts(x, dictionary.centres, dictionary.bases, active))
+        problem = small.make_problem(dictionary, x)
+        gibbs = _moments(_gibbs(problem, state, active))
+        nuts = _moments(_nuts(x, dictionary.centres, dictionary.bases, active, vars(problem.borrowed)))
     return np.stack([gibbs[0], nuts[0], (gibbs[0] - nuts[0]) / np.sqrt(gibbs[1] + nuts[1])], axis=1)
 
 

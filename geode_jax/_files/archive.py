@@ -19,6 +19,11 @@ Settings = TypeVar("Settings")
 # Earlier names of settings, as found in files of earlier versions.
 _RENAMED_CLASSES = {"NoiseShape": "NoiseCovariance"}
 _RENAMED_FIELDS = {("DictionarySettings", "noise_shape"): "noise_covariance"}
+# Settings that files of earlier versions lack, with what those versions did.
+_ADDED_FIELDS: dict[str, dict[str, Any]] = {
+    "DictionarySettings": {"borrowed_rows": None},
+    "Prior": {"noise_rows": None},
+}
 
 
 def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -90,7 +95,7 @@ def decode(value: Any) -> Any:
     for (owner, old), new in _RENAMED_FIELDS.items():
         if owner == name and old in fields:
             fields[new] = fields.pop(old)
-    return kinds[name](**fields)
+    return kinds[name](**{**_ADDED_FIELDS.get(name, {}), **fields})
 
 
 def decode_as(kind: type[Settings], value: Any) -> Settings:

@@ -26,7 +26,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _FORMAT = "geode_jax checkpoint"
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 
 Found: TypeAlias = tuple[dict[str, Any], dict[str, np.ndarray]]
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._files.archive import decode_as, encode, fields_of, within
-from geode_jax._files.schema import POSITIVE, POSITIVE_DEFINITE, Member, check_arrays, members_of, up_to
+from geode_jax._files.schema import NOT_NEGATIVE, POSITIVE, POSITIVE_DEFINITE, Member, check_arrays, members_of, up_to
 from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.found import Found
@@ -19,14 +20,15 @@ from geode_jax.model.statistics import Statistics
 from geode_jax.model.tree import trees_from_masks
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
-_PARTS = ("dictionary", "statistics", "partial", "probe")
+_PARTS = ("dictionary", "statistics", "partial", "borrowed", "probe")
 
 
 class Forest(eqx.Module):
     """What stage one learned: the dictionaries of all trees, and all that the sampler needs of the training rows.
 
     `statistics` are those of the complete rows, `partial` those of the rows with missing features, None without such.
-    `probe`: a few complete rows at all nodes, where `statistics` are those of candidate nodes only.
+    `borrowed`: what the prior takes from stage one. `probe`: a few complete rows at all nodes, where `statistics` are
+    those of candidate nodes only.
 
     Made by :func:`geode_jax.learn_forest`; arrays of `dictionary` and `statistics` have a leading axis F. Everything is
     in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64 and R the
@@ -37,6 +39,7 @@ class Forest(eqx.Module):
     dictionary: Dictionary
     statistics: AnyStatistics
     partial: PartialRows | None
+    borrowed: Borrowed
     probe: Probe | None
     shift: np.ndarray
     scale: np.ndarray
@@ -69,6 +72,7 @@ class Forest(eqx.Module):
             tree=dictionary.tree,
             statistics=self.statistics,
             partial=self.partial,
+            borrowed=self.borrowed,
             is_available=dictionary.is_available & dictionary.tree.is_present[..., None],
             prior=prior,
             shrinkage=sampler.shrinkage,
@@ -95,7 +99,7 @@ class Forest(eqx.Module):
         """The inverse of :meth:`to_archive`. Raises ValueError if they are not those of a forest."""
         _check(arrays)
         with jax_settings(arrays["dictionary.centres"].dtype):
-            dictionary, statistics, partial, probe = (
+            dictionary, statistics, partial, borrowed, probe = (
                 jax.tree.map(jnp.asarray, within(arrays, part)) for part in _PARTS
             )
             kind = CandidateStatistics if "position" in statistics else Statistics
@@ -103,6 +107,7 @@ class Forest(eqx.Module):
                 dictionary=Dictionary(tree=trees_from_masks(arrays["tree.is_present"]), **dictionary),
                 statistics=kind(**statistics),
                 partial=PartialRows(**{"entry": None, "root": None, **partial}) if partial else None,
+                borrowed=Borrowed(**borrowed),
                 probe=Probe(**probe) if probe else None,
                 shift=arrays["shift"],
                 scale=arrays["scale"],
@@ -126,13 +131,14 @@ _CANDIDATES = members_of(
     CandidateStatistics, "statistics", "F", {**_NODES, "position": up_to("P"), "num_rows": up_to("n")}
 )
 _PARTIAL = members_of(PartialRows, "partial", "F", {**_NODES, "entry": up_to("P")})
+_BORROWED = members_of(Borrowed, "borrowed", "F", {"count": NOT_NEGATIVE, "squared": NOT_NEGATIVE, "noise": POSITIVE})
 _PROBE = members_of(Probe, "probe", "F")
 
 
 def _check(arrays: dict[str, np.ndarray]) -> None:
     """Raise ValueError unless the arrays are those of a forest."""
     statistics = _CANDIDATES if "statistics.position" in arrays else _STATISTICS
-    parts = [_DICTIONARY, statistics]
+    parts = [_DICTIONARY, statistics, _BORROWED]
     parts += [part for part in (_PARTIAL, _PROBE) if part.keys() & arrays.keys()]
     known = {name for part in parts for name in part}
     if arrays.keys() - known:

@@ -11,8 +11,10 @@ from geode_jax.forest.dictionaries import Learned
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows, stack_trees
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.statistics import add_cross_fitted, candidate_statistics, without_folds, zero_statistics
+from geode_jax.learning.borrowing import signal_nearby, typical_noise
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.subspaces import Subspaces
+from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.candidate_statistics import AnyStatistics, Probe
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.partial_statistics import PartialRows
@@ -83,6 +85,24 @@ def _candidates(learned: Learned, number: int, rows: np.ndarray, width: int) -> 
     found = search_candidates(learned.training, rows, partition, subspaces, width)
     candidates[:, : found.shape[1]] = found
     return candidates
+
+
+def freeze_borrowed(learned: Learned, plan: Plan) -> Borrowed:
+    """What the prior takes from stage one, for every tree; the typical noise is that of the first tree."""
+    training, count = learned.training, plan.request.borrowed_rows or 0.0
+    noise = typical_noise(training, learned.partitions[0], learned.subspaces[0])
+    does_borrow = np.stack([partition.is_present for partition in learned.partitions])
+    does_borrow[:, 0] = False
+    signal = np.zeros((*does_borrow.shape, learned.subspaces[0].bases.shape[3]))
+    if count > 0.0:
+        for number, pair in enumerate(zip(learned.partitions, learned.subspaces, strict=True)):
+            signal[number] = signal_nearby(training, *pair, noise)
+    dtype = training.x.dtype
+    return Borrowed(
+        count=jnp.asarray(count * does_borrow, dtype),
+        squared=jnp.asarray(count * signal, dtype),
+        noise=jnp.asarray(np.tile(noise, (len(does_borrow), 1)), dtype),
+    )
 
 
 def freeze_partial_rows(learned: Learned, plan: Plan) -> PartialRows | None:

@@ -15,7 +15,7 @@ from geode_jax.forest.dictionaries import learn
 from geode_jax.forest.feature_scales import divide_by_units
 from geode_jax.forest.fill import fill_by_conditional_means
 from geode_jax.forest.forest import Forest
-from geode_jax.forest.freeze import freeze_forest, freeze_partial_rows
+from geode_jax.forest.freeze import freeze_borrowed, freeze_forest, freeze_partial_rows
 from geode_jax.forest.plan import Plan
 from geode_jax.learning.soft_impute import fill_low_rank
 from geode_jax.model.found import Found
@@ -95,12 +95,14 @@ def grow_in_frame(
     learned = learn(training.pop(), plan, seeds, show_learning)  # `pop`, so that only `learn` refers to the rows
     show(1.0, "learned dictionaries")
     partial = freeze_partial_rows(learned, plan)
+    borrowed = freeze_borrowed(learned, plan)
     dictionary, statistics, probe = freeze_forest(learned, plan, num_places)
     chosen = learned.chosen
     return Forest(
         dictionary=dictionary,
         statistics=statistics,
         partial=partial,
+        borrowed=borrowed,
         probe=probe,
         shift=frame.shift,
         scale=frame.scale * learned.scales,

@@ -74,7 +74,7 @@ class Plan:
                 most, quick = (int(np.sqrt(size / per_square)) for size in (STATISTICS_BYTES, QUICK_BYTES))
                 max_rank = min(max_rank, max(1, most), max(50, quick))
         max_rank = min(max_rank, limit)
-        min_cell_size = request.min_cell_size or max(2, min(10, num_rows // 4))
+        min_cell_size = request.min_cell_size or max(2, min(10 if request.borrowed_rows is None else 5, num_rows // 4))
         depth = default_depth(num_rows, 2 * min_cell_size) if request.depth is None else request.depth
         num_neighbors = min(request.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
         is_judged, span, noise = request.cross_fit is not None, request.shared_span, request.noise_covariance

@@ -92,7 +92,7 @@ def draw_of(chain: Chain, problem: Problem) -> Draw:
         count=chain.sums.count.astype(jnp.int32),
         is_active=state.is_active,
         dimension=chain.dimension,
-        log_joint=log_joint(state, chain.sums, problem.tree, problem.prior, problem.num_features),
+        log_joint=log_joint(state, chain.sums, problem),
     )
 
 

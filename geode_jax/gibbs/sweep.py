@@ -27,15 +27,16 @@ def sweep(key: KeyArray, state: State, sums: NodeSums, problem: Problem) -> tupl
     tree, prior, num_features = problem.tree, problem.prior, problem.num_features
     uniforms = node_uniforms(key_nodes, state)
 
-    log_neg_log_u = signal.move(uniforms, state, sums, tree, problem.shrinkage)
+    with_borrowed = problem.borrowed.added_to(sums, state.log_sigma2, tree)
+    log_neg_log_u = signal.move(uniforms, state, with_borrowed, tree, problem.shrinkage)
     state = eqx.tree_at(lambda it: it.log_neg_log_u, state, log_neg_log_u)
     if isinstance(problem.shrinkage, ExactShrinkage):
-        renewed = shrinkage.renew(uniforms, state, sums, tree, prior)
+        renewed = shrinkage.renew(uniforms, state, with_borrowed, tree, prior)
         state = eqx.tree_at(lambda it: (it.log_neg_log_u, it.tau_excess), state, renewed)
         tau_excess = shrinkage.move(uniforms, state, prior)
     else:
         tau_excess = shrinkage.draw_published(uniforms, state, prior)
-    log_sigma2 = noise.move(uniforms, state, sums, tree, prior, num_features)
+    log_sigma2 = noise.move(uniforms, state, sums, problem)
     logit_stop, logit_right = tree_weights.move(uniforms, state, sums, tree, prior)
     state = eqx.tree_at(
         lambda it: (it.tau_excess, it.log_sigma2, it.logit_stop, it.logit_right),

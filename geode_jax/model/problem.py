@@ -3,6 +3,7 @@
 import equinox as eqx
 
 from geode_jax._typing import Array, Count
+from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.candidate_statistics import AnyStatistics
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.tree import Tree
@@ -13,11 +14,13 @@ class Problem(eqx.Module):
     """What stays fixed during sampling: the tree, the rows' statistics, and the model's constants.
 
     `statistics` are those of the complete rows, `partial` those of rows with missing features (None without such rows).
+    `borrowed`: what the prior takes from stage one.
     """
 
     tree: Tree
     statistics: AnyStatistics
     partial: PartialRows | None
+    borrowed: Borrowed
     is_available: Array
     num_features: Count
     prior: Prior = eqx.field(static=True)

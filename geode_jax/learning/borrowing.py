@@ -1,0 +1,65 @@
+"""What nodes borrow from their parents' cells: the spread of the rows along a node's directions, relative to the noise.
+
+A cell of few rows cannot tell its variances from those rows alone. Rows nearby help: those of the parent's cell, each
+about the centre of its own child cell, spread along the node's directions much as the node's own do.
+"""
+
+import numpy as np
+
+from geode_jax._runtime.threads import parallel_map
+from geode_jax.learning.evidence import cell_mixture, fit_quick_mixture
+from geode_jax.learning.subspaces import Subspaces
+from geode_jax.partition.metis import Partition
+from geode_jax.rows.training import Training
+
+# A mean over this many rows of a cell is precise enough: a node borrows a few rows' worth of it.
+LARGEST_SAMPLE = 256
+
+
+def typical_noise(training: Training, partition: Partition, subspaces: Subspaces) -> np.ndarray:
+    """The noise variance of every scale, (S,).
+
+    That of the quick mixture (`evidence.py`), in which rows choose their scale as in the sampler, together with one row
+    of the noise that the rows have at their own cells: the mixture may leave a scale without rows. A scale without
+    nodes has the noise of the one above it.
+    """
+    chosen, own = fit_quick_mixture(training, partition, subspaces), cell_mixture(training, partition, subspaces)
+    scale = np.floor(np.log2(chosen.nodes + 1)).astype(int)
+    noise = np.zeros(partition.depth + 1)
+    for level in range(noise.size):
+        here = scale == level
+        if not here.any():
+            noise[level] = noise[level - 1]
+            continue
+        num_rows = np.exp(chosen.log_weight[here]).sum() * training.x.shape[0]
+        noise[level] = (num_rows * chosen.noise[here][0] + own.noise[here][0]) / (num_rows + 1.0)
+    return noise
+
+
+def signal_nearby(training: Training, partition: Partition, subspaces: Subspaces, noise: np.ndarray) -> np.ndarray:
+    """Mean squared coordinates of the rows of the parent's cell along every node's directions, over the noise, (K, d).
+
+    Each row is taken about the centre of its own child cell, and from dictionaries that left its fold out. `noise`,
+    (S,): the variance of every scale. 0 at the root and at absent nodes. Missing features are as filled.
+    """
+    signal = np.zeros((len(partition.cells), subspaces.bases.shape[3]))
+
+    def learn(node: int) -> None:
+        sibling = node + 1 if node % 2 else node - 1
+        sizes = [partition.cell(child).size for child in (node, sibling)]
+        means = [_mean_square(training, partition.cell(child), subspaces, child, node) for child in (node, sibling)]
+        signal[node] = np.average(means, axis=0, weights=sizes) / noise[(node + 1).bit_length() - 1]
+
+    parallel_map(learn, [node for node in np.flatnonzero(partition.is_present).tolist() if node > 0])
+    return signal
+
+
+def _mean_square(training: Training, rows: np.ndarray, subspaces: Subspaces, own: int, node: int) -> np.ndarray:
+    """Mean squared coordinates along the directions of `node`, about the centre of `own`, (d,); of a sample of rows."""
+    rows = rows[np.linspace(0, rows.size - 1, min(rows.size, LARGEST_SAMPLE)).astype(int)]
+    holdout = np.zeros(rows.size, dtype=int) if training.folds is None else 1 + training.folds[rows]
+    total = np.zeros(subspaces.bases.shape[3])
+    for number in np.unique(holdout):
+        centred = training.x[rows[holdout == number]] - subspaces.centres[number, own]
+        total += np.square(centred @ subspaces.bases[number, node]).sum(axis=0, dtype=np.float64)
+    return total / rows.size
