@@ -27,6 +27,7 @@ import numpy as np
 
 import geode_jax
 from benchmarks.common import load_frey, write_result
+from benchmarks.sweep import synthetic_problem
 from benchmarks.swiss_roll import make_roll
 from benchmarks.tables import load
 from geode_jax import diagnostics
@@ -100,7 +101,8 @@ def late_directions(num_rows: int, is_renewed: bool, rank: int, num_sweeps: int)
         residual=jnp.zeros(127),
         squared=jnp.broadcast_to(jnp.asarray(num_rows * ratio, jnp.float32), shape),
     )
-    start = sample_prior(jax.random.key(0), tree, prior, jnp.ones(shape, bool), 1, jnp.float32)
+    problem = synthetic_problem(1, tree.depth, rank)
+    start = sample_prior(jax.random.key(0), problem, jnp.ones(shape, bool), 1)
     start = eqx.tree_at(lambda it: it.log_sigma2, start, jnp.zeros_like(start.log_sigma2))
 
     def step(state: State, key: Array) -> tuple[State, Array]:

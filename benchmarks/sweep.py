@@ -22,6 +22,7 @@ from geode_jax._typing import Array
 from geode_jax.gibbs import membership, noise, rank, shrinkage, signal, tree_weights
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, rank_uniforms, step
 from geode_jax.gibbs.sweep import node_uniforms
+from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.problem import Problem
 from geode_jax.model.state import node_sums
 from geode_jax.model.statistics import Statistics
@@ -42,10 +43,12 @@ def synthetic_problem(num_rows: int, depth: int, max_rank: int) -> Problem:
         residual[node, np.arange(num_rows)] *= 0.5
         node = (node - 1) // 2
     squared = np.square(rng.standard_normal((num_nodes, num_rows, max_rank), dtype=np.float32))
+    tree = tree_from_mask(np.ones(num_nodes, bool))
     return Problem(
-        tree=tree_from_mask(np.ones(num_nodes, bool)),
+        tree=tree,
         statistics=Statistics(jnp.asarray(residual), jnp.asarray(squared), jnp.asarray(num_rows, jnp.int32)),
         partial=None,
+        borrowed=Borrowed.nothing(tree, max_rank, jnp.float32),
         is_available=jnp.ones((num_nodes, max_rank), bool),
         num_features=jnp.asarray(float(NUM_FEATURES)),
         prior=Prior(),
@@ -83,12 +86,7 @@ def blocks() -> dict[str, Callable[[Array, Chain, Problem], Any]]:
             node_uniforms(key, chain.state), chain.state, chain.sums, problem.tree, problem.prior
         ),
         "sigma": lambda key, chain, problem: noise.move(
-            node_uniforms(key, chain.state),
-            chain.state,
-            chain.sums,
-            problem.tree,
-            problem.prior,
-            problem.num_features,
+            node_uniforms(key, chain.state), chain.state, chain.sums, problem
         ),
         "weights": lambda key, chain, problem: tree_weights.move(
             node_uniforms(key, chain.state), chain.state, chain.sums, problem.tree, problem.prior

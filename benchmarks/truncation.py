@@ -8,6 +8,7 @@ python -m benchmarks.truncation [--quick]
 """
 
 import argparse
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from benchmarks.common import write_result
+from benchmarks.sweep import synthetic_problem
 from benchmarks.tables import load, table
 from geode_jax._typing import Array, KeyArray
 from geode_jax.gibbs.membership import node_scores
@@ -30,7 +32,7 @@ from geode_jax.settings import Prior
 from geode_jax.truncation import depth_error, rank_error
 
 DEPTH, RANK, NUM_FEATURES = 8, 6, 20
-PRIORS = {"the paper's": Prior.published(), "a_S = 3, a = 1": Prior(stop_concentration=3.0, tau_rate=1.0)}
+PRIORS = {"the paper's": Prior.published(), "a_S = 3, a = 1": Prior(stop_concentration=3.0, noise_rows=None)}
 
 
 def random_dictionary(key: KeyArray, depth: int, rank: int) -> Dictionary:
@@ -53,7 +55,8 @@ def distances(key: KeyArray, prior: Prior, depth: int, rank: int, num_rows: int)
     key_dictionary, key_state, key_rows = jax.random.split(key, 3)
     dictionary = random_dictionary(key_dictionary, depth, rank)
     available = jnp.ones(dictionary.bases.shape[::2], bool)
-    state = sample_prior(key_state, dictionary.tree, prior, available, num_rows, jnp.float32)
+    problem = dataclasses.replace(synthetic_problem(1, depth, rank), prior=prior)
+    state = sample_prior(key_state, problem, available, num_rows)
     statistics = statistics_of(dictionary, simulate(key_rows, dictionary, state))
     whole = log_density(state, dictionary, statistics)
 

@@ -236,7 +236,7 @@ class Prior:
     - `noise_shape` (default 0.5): shape of the prior ``1/sigma2 ~ Gamma(noise_shape, noise_rate)``, where sigma is in
       units of the data's root-mean-square deviation.
     - `noise_rate` (default 0.5): rate of that prior.
-    - `noise_rows` (default 1.0): how many rows whose noise is typical of the scale that prior counts for besides, so
+    - `noise_rows` (default 3.0): how many rows whose noise is typical of the scale that prior counts for besides, so
       that the noise of a scale without rows is like that of the others; None, as in the paper, counts none.
     - `stop_concentration` (default 1.0): a_S in ``S ~ Beta(1, a_S)``, large for deep trees; a number, or a
       :class:`GammaPrior` to learn it.
@@ -246,7 +246,7 @@ class Prior:
     tau_rate: float = 1.0
     noise_shape: float = 0.5
     noise_rate: float = 0.5
-    noise_rows: float | None = 1.0
+    noise_rows: float | None = 3.0
     stop_concentration: float | GammaPrior = 1.0
     right_concentration: float = 1.0
 

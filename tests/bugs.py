@@ -71,7 +71,7 @@ def _in_noise(change):
     return mock.patch.object(noise, "move", lambda k, s, n, problem: original(k, s, n, change(problem)))
 
 
-def _noise_without_typical_row():
+def _noise_without_typical_rows():
     return _in_noise(lambda it: dataclasses.replace(it, prior=dataclasses.replace(it.prior, noise_rows=None)))
 
 
@@ -274,7 +274,7 @@ BUGS = {
     "renewal without rows": _renewal_without_rows,
     "renewal without Jacobian": _renewal_without_jacobian,
     "sigma2 without prior": _forget_noise_prior,
-    "noise without typical row": _noise_without_typical_row,
+    "noise without typical rows": _noise_without_typical_rows,
     "nothing borrowed": _nothing_borrowed,
     "borrowed in noise": _borrowed_in_noise,
     "borrowed in S and R": _borrowed_in_weights,
@@ -298,7 +298,7 @@ CAUGHT_BY = {
     "renewal without rows": ("draws", "shrinkage"),
     "renewal without Jacobian": ("identity", "renewal"),
     "sigma2 without prior": ("draws", "noise"),
-    "noise without typical row": ("draws", "noise"),
+    "noise without typical rows": ("draws", "noise"),
     "nothing borrowed": ("identity", "u"),
     "borrowed in noise": ("identity", "noise"),
     "borrowed in S and R": ("identity", "stop"),

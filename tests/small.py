@@ -22,6 +22,7 @@ PRIOR = Prior(
     tau_rate=0.5,
     noise_shape=6.0,
     noise_rate=4.0,
+    noise_rows=0.7,
     stop_concentration=GammaPrior(6.0, 4.0),
     right_concentration=2.0,
 )

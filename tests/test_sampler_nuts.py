@@ -31,15 +31,9 @@ def _numpyro_model(x, centres, bases, mask, borrowed):
     concentration = numpyro.sample("concentration", dist.Gamma(hyperprior.shape, hyperprior.rate))
     stop = numpyro.sample("stop", dist.Beta(1.0, concentration))
     right = numpyro.sample("right", dist.Beta(prior.right_concentration, prior.right_concentration))
-    # one row of typical noise in each prior
-    shape, rate = (
-        extra + 0.5 * x.shape[1] * typical
-        for extra, typical in (
-            (prior.noise_shape, 1.0),
-            (prior.noise_rate, borrowed["noise"]),
-        )
-    )
-    precision = numpyro.sample("precision", dist.Gamma(shape * jnp.ones(2), rate))
+    half = 0.5 * prior.noise_rows * x.shape[1]
+    shape, rate = jnp.full(2, prior.noise_shape + half), prior.noise_rate + half * borrowed["noise"]
+    precision = numpyro.sample("precision", dist.Gamma(shape, rate))
     rows, columns = np.nonzero(mask)
     excess = numpyro.sample("excess", dist.Exponential(prior.tau_rate).expand([rows.size]))
     u_free = numpyro.sample("u", dist.Uniform(0.0, 1.0).expand([rows.size]))

@@ -26,6 +26,11 @@ PARTIAL_CANDIDATES = 6
 TREE_ROWS = 100_000
 
 
+def _unjudged_rank(num_features: int) -> int:
+    """The most directions per node where held-out rows do not choose their number."""
+    return max(10, num_features // 2)
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """Settings of stage one with nothing left open.
@@ -57,18 +62,21 @@ class Plan:
         """The plan for (n, D) training rows, `num_partial` of them with missing features.
 
         `max_rank`: as many as keep the float32 statistics of all trees within 4 GiB at 8 nodes, but at least 50 and at
-        most 100. It is at most half of the features, or 10 if that is more, and no more than the data allow (with as
-        many directions as features, nothing is left to estimate the noise from). With missing features, the rows'
-        matrices at the candidate nodes of all trees must also fit within 4 GiB, and within 1 GiB for a rank above 50.
-        Neighbours: 10, or more for very large n. `tree_rows`: all, up to 100,000. The smallest cell has 10 rows; with
-        fewer, a separate centre costs more than it gains. Depth: until cells reach twice that size, at most 7.
+        most 100. It is at most half of the features, or 50 if that is more (without held-out rows to choose it by, 10),
+        and no more than the data allow (with as many directions as features, nothing is left to estimate the noise
+        from). With missing features, the rows' matrices at the candidate nodes of all trees must also fit within 4 GiB,
+        and within 1 GiB for a rank above 50. Neighbours: 10, or more for very large n. `tree_rows`: all, up to 100,000.
+        The smallest cell has 5 rows, or 10 if nodes borrow none: with fewer, a separate centre costs more than it
+        gains. Depth: until cells reach twice that size, at most 7.
         """
         partial_candidates = request.missing_rows.num_candidates or PARTIAL_CANDIDATES
         limit = max(1, min(num_features, num_rows) - 1)
         numbers_per_row = STATISTICS_BYTES // (4 * request.num_trees * num_rows)
         max_rank = request.max_rank
         if max_rank is None:
-            max_rank = min(int(np.clip(numbers_per_row // FEWEST_CANDIDATES, 50, 100)), max(10, num_features // 2))
+            is_sought = request.cross_fit is not None
+            most = max(min(num_features, 50), num_features // 2) if is_sought else _unjudged_rank(num_features)
+            max_rank = min(int(np.clip(numbers_per_row // FEWEST_CANDIDATES, 50, 100)), most)
             if num_partial > 0:
                 per_square = 8 * request.num_trees * num_partial * partial_candidates
                 most, quick = (int(np.sqrt(size / per_square)) for size in (STATISTICS_BYTES, QUICK_BYTES))
@@ -98,8 +106,14 @@ class Plan:
         )
 
     def with_fixed_rank(self) -> "Plan":
-        """The same plan with `max_rank` directions at every node, whatever held-out rows support."""
-        return dataclasses.replace(self, least_rank=self.max_rank)
+        """The same plan with one rank for all nodes, whatever held-out rows support.
+
+        The rank that was asked for; otherwise as many as without held-out rows.
+        """
+        rank = self.max_rank
+        if self.request.max_rank is None:
+            rank = min(rank, _unjudged_rank(self.num_features))
+        return dataclasses.replace(self, least_rank=rank, max_rank=rank)
 
     @property
     def num_nodes(self) -> int:

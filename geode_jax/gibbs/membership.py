@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from geode_jax._typing import Array, Count, Float, Int, KeyArray
 from geode_jax.model.candidate_statistics import AnyStatistics
@@ -19,9 +20,9 @@ from geode_jax.model.tree import Tree
 
 # A chunk has at least 2^(CHUNK_BITS - 1) and less than 2^CHUNK_BITS rows (all rows, if these are fewer).
 CHUNK_BITS = 13
-# Up to this many nodes a draw is unrolled over the nodes: the compiler fuses it into one loop, which reads the scores
-# once (6000 to 60,000 rows, 63 and 127 nodes: a sweep takes a seventh less). With 255 nodes that is slower than several
-# passes over all nodes, and slower to compile.
+# Up to this many nodes a draw on a CPU is unrolled over the nodes: the compiler fuses it into one loop, which reads the
+# scores once (6000 to 60,000 rows, 63 and 127 nodes: a sweep takes a seventh less). With 255 nodes that is slower than
+# several passes over all nodes, and slower to compile. For a GPU the unrolled draw takes minutes to compile.
 FEW_NODES = 128
 
 
@@ -76,9 +77,14 @@ def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
 
 
 def _draw_chunk(uniform: Float[Array, "n"], scores: Float[Array, "K n"]) -> Int[Array, "n"]:
-    """Draws for one chunk by the inverse CDF over the first axis."""
+    """Draws for one chunk by the inverse CDF over the first axis, in the way of the platform that runs it."""
     if scores.shape[0] > FEW_NODES:
         return _draw_by_blocks(uniform, scores)
+    return lax.platform_dependent(uniform, scores, cpu=_draw_node_by_node, default=_draw_by_blocks)
+
+
+def _draw_node_by_node(uniform: Float[Array, "n"], scores: Float[Array, "K n"]) -> Int[Array, "n"]:
+    """The inverse CDF over the first axis, unrolled over the nodes."""
     largest = functools.reduce(jnp.maximum, scores)
     weights = [jnp.exp(of_node - largest) for of_node in scores]
     start = jnp.zeros_like(largest)

@@ -2,7 +2,7 @@
 
 A power prior (Ibrahim & Chen 2000): the likelihood of other rows, raised to a small power, multiplies the prior. A node
 borrows for its u only, with the rows' squares taken relative to a noise variance that stage one fixes. So the factor
-depends on no other parameter, and all other updates stay as they are. A prior that counts as much as one typical row
+depends on no other parameter, and all other updates stay as they are. A prior that counts as much as a few typical rows
 (unit information, Kass & Wasserman 1995) keeps the noise of a scale without rows near that of the others.
 """
 
@@ -13,6 +13,8 @@ from geode_jax._typing import Array, Count, DTypeLike, Float
 from geode_jax.model.state import NodeSums
 from geode_jax.model.tree import Tree
 from geode_jax.settings import Prior
+
+LARGEST_LOG_NOISE = 60.0
 
 
 class Borrowed(eqx.Module):
@@ -41,7 +43,8 @@ class Borrowed(eqx.Module):
 
         The updates divide squares by the current sigma2; those of borrowed rows are relative to `noise` already.
         """
-        sigma2 = jnp.exp(log_sigma2)[tree.scale]
+        # a vague prior may put the noise of a scale without rows beyond the range of float32
+        sigma2 = jnp.exp(jnp.minimum(log_sigma2, LARGEST_LOG_NOISE))[tree.scale]
         return NodeSums(sums.count + self.count, sums.residual, sums.squared + sigma2[:, None] * self.squared)
 
 

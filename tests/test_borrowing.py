@@ -1,0 +1,150 @@
+"""Rows that nodes borrow from their parents' cells, and the typical noise of every scale."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import DICTIONARY, SAMPLER
+from sklearn.datasets import load_iris
+
+import geode_jax
+from geode_jax import DictionarySettings, Prior
+from geode_jax._files.archive import decode, encode
+from geode_jax.learning.borrowing import signal_nearby, typical_noise
+from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
+from geode_jax.model.borrowed import Borrowed, noise_prior
+from geode_jax.model.tree import tree_from_mask
+from geode_jax.partition.metis import partition_rows
+from geode_jax.partition.neighbours import neighbour_graph
+from geode_jax.rows.folds import assign_folds
+from geode_jax.rows.training import Training
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """Rows near a curve in 8 dimensions, with noise of deviation 0.1: training rows, a tree, and its dictionaries."""
+    rng = np.random.default_rng(0)
+    x = np.cos(rng.uniform(0, 3, (400, 1)) + np.arange(8)) + 0.1 * rng.normal(size=(400, 8))
+    partition = partition_rows(x, neighbour_graph(x, 10, 0), 4, 10, 0)
+    folds = assign_folds(400, 5, rng)
+    subspaces = learn_subspaces(x, partition, SubspaceOptions(2, 0), folds)
+    return Training(x, 8, folds, None), partition, subspaces
+
+
+def test_signal_is_that_of_the_rows_of_the_parents_cell(learned):
+    training, partition, subspaces = learned
+    noise = np.linspace(0.5, 1.0, 5)
+    found = signal_nearby(training, partition, subspaces, noise)
+    assert (found[0] == 0.0).all()
+    for node in (2, 5, 11):
+        squares = []
+        for row in partition.cell((node - 1) // 2):
+            sibling = 4 * ((node - 1) // 2) + 3 - node
+            own = node if row in partition.cell(node) else sibling
+            holdout = 1 + training.folds[row]
+            centred = training.x[row] - subspaces.centres[holdout, own]
+            squares.append(np.square(centred @ subspaces.bases[holdout, node]))
+        scale = int(np.log2(node + 1))
+        np.testing.assert_allclose(found[node], np.mean(squares, axis=0) / noise[scale], rtol=1e-6)
+
+
+def test_typical_noise_is_near_the_truth(learned):
+    noise = typical_noise(*learned)
+    assert noise.shape == (5,)
+    # at the root the curve bends, and counts as noise; at the leaves, centres of 20 rows have errors of their own
+    np.testing.assert_allclose(np.log(noise[2:] / 0.01), 0.0, atol=1.0)
+    assert noise[0] > 3.0 * noise[2]
+
+
+def test_a_scale_without_nodes_has_the_noise_of_the_one_above(learned):
+    training, partition, subspaces = learned
+    shallow = partition._replace(cells=(*partition.cells[:15], *[None] * 16))
+    noise = typical_noise(training, shallow, subspaces)
+    assert noise[4] == noise[3] > 0.0
+
+
+@pytest.fixture(scope="module")
+def iris():
+    return load_iris().data
+
+
+def _share_and_variance(posterior, x):
+    """Of 100,000 samples: the share beyond six deviations, and the variance of every feature over that of the data."""
+    drawn = geode_jax.sample(jax.random.key(1), posterior, 100_000)
+    distance = np.abs(drawn - x.mean(axis=0)) / x.std(axis=0)
+    return (distance > 6.0).any(axis=1).mean(), drawn.var(axis=0) / x.var(axis=0)
+
+
+def test_samples_have_no_absurd_outliers(iris):
+    """Also where a scale has no rows."""
+    posterior = geode_jax.fit(jax.random.key(0), iris, dictionary=DictionarySettings(num_trees=4))
+    share, variance = _share_and_variance(posterior, iris)
+    assert share < 5e-4
+    np.testing.assert_allclose(variance, 1.0, atol=0.25)
+
+
+def test_with_the_papers_prior_samples_have_absurd_outliers(iris):
+    settings = DictionarySettings(num_trees=4, borrowed_rows=None)
+    posterior = geode_jax.fit(jax.random.key(0), iris, dictionary=settings, prior=Prior(noise_rows=None))
+    share, variance = _share_and_variance(posterior, iris)
+    assert share > 1e-3
+    assert variance.max() > 2.0
+
+
+def test_nothing_is_borrowed_by_the_root_or_where_nothing_is_to_be(data):
+    forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
+    is_present = np.asarray(forest.dictionary.tree.is_present)
+    count = np.asarray(forest.borrowed.count)
+    assert (count[:, 0] == 0.0).all()
+    assert (count[:, 1:] == 5.0 * is_present[:, 1:]).all()
+    assert (np.asarray(forest.borrowed.noise) > 0.0).all()
+    nothing = dataclasses.replace(DICTIONARY, borrowed_rows=None)
+    forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=nothing)
+    assert not np.asarray(forest.borrowed.count).any()
+    assert not np.asarray(forest.borrowed.squared).any()
+
+
+def test_borrowing_changes_the_fit_and_units_do_not(data):
+    """The borrowed squares are relative to the noise: c Y + t has the same posterior in the new units."""
+    rows = data[:, :4]
+    fitted, scaled, alone = (
+        geode_jax.fit(jax.random.key(0), x, dictionary=settings, sampler=SAMPLER, dtype="float64")
+        for x, settings in (
+            (rows, DICTIONARY),
+            (1e3 * rows - 7.0, DICTIONARY),
+            (rows, dataclasses.replace(DICTIONARY, borrowed_rows=None)),
+        )
+    )
+    density = geode_jax.log_density(fitted, rows)
+    np.testing.assert_allclose(
+        geode_jax.log_density(scaled, 1e3 * rows - 7.0) + 4 * np.log(1e3), density, rtol=0, atol=1e-5
+    )
+    assert np.abs(geode_jax.log_density(alone, rows) - density).max() > 0.01
+
+
+def test_the_papers_settings_borrow_nothing():
+    assert DictionarySettings.published().borrowed_rows is None
+    assert Prior.published().noise_rows is None
+    tree = tree_from_mask(np.ones(3, bool))
+    nothing = Borrowed.nothing(tree, 2, jnp.float32)
+    shape, rate = noise_prior(Prior.published(), nothing, jnp.asarray(5.0))
+    np.testing.assert_array_equal(shape, 0.5)
+    np.testing.assert_array_equal(rate, 0.5)
+
+
+@pytest.mark.parametrize(("settings", "field"), [(DictionarySettings(), "borrowed_rows"), (Prior(), "noise_rows")])
+def test_files_of_earlier_versions_borrowed_nothing(settings, field):
+    written = encode(settings)
+    assert decode(written) == settings
+    del written[field]
+    assert getattr(decode(written), field) is None
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, "five"])
+def test_bad_settings(value):
+    with pytest.raises((ValueError, TypeError), match="borrowed_rows: expected"):
+        DictionarySettings(borrowed_rows=value)
+    with pytest.raises((ValueError, TypeError), match="noise_rows: expected"):
+        Prior(noise_rows=value)
