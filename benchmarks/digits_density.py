@@ -11,6 +11,7 @@ cross-validation.
 """
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,7 +43,7 @@ def fit_ours(train: np.ndarray, seed: int, name: str, quick: bool) -> geode_jax.
     sampler, prior = geode_jax.SamplerSettings(**sweeps), None
     if name == "published":
         stage_one = geode_jax.DictionarySettings.published(max_rank=20, depth=4)
-        sampler = geode_jax.SamplerSettings(shrinkage=geode_jax.PublishedShrinkage(), **sweeps)
+        sampler = dataclasses.replace(geode_jax.SamplerSettings.published(), **sweeps)
         prior = geode_jax.Prior.published()
     else:
         stage_one = geode_jax.DictionarySettings(num_trees=1) if name == "one tree" else None

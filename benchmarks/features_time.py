@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
     options = parser.parse_args(arguments)
-    sampler = geode_jax.SamplerSettings(num_warmup=10, num_samples=10) if options.quick else geode_jax.SamplerSettings()
+    sampler = geode_jax.SamplerSettings(**dict.fromkeys(("num_warmup", "num_samples"), 10 if options.quick else 500))
     methods = {
         "default, one tree": geode_jax.DictionarySettings(num_trees=1),
         "published": geode_jax.DictionarySettings.published(max_rank=20),

@@ -8,6 +8,7 @@ written one by one: a run goes on where the last one ended.
 """
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -54,7 +55,7 @@ def configurations(quick: bool) -> dict[str, dict[str, Any]]:
         "published": {
             "dictionary": geode_jax.DictionarySettings.published(max_rank=5 if quick else 20, depth=4),
             "prior": geode_jax.Prior.published(),
-            "sampler": geode_jax.SamplerSettings(shrinkage=geode_jax.PublishedShrinkage(), **sweeps),
+            "sampler": dataclasses.replace(geode_jax.SamplerSettings.published(), **sweeps),
         },
         "default": {"dictionary": own, "sampler": geode_jax.SamplerSettings(**sweeps)},
     }

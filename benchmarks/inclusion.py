@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         "published": (
             geode_jax.DictionarySettings.published(max_rank=rank),
             geode_jax.Prior.published(),
-            sampler or geode_jax.SamplerSettings(shrinkage=geode_jax.PublishedShrinkage()),
+            sampler or geode_jax.SamplerSettings.published(),
         ),
     }
     rows: list[dict[str, Any]] = []

@@ -43,6 +43,7 @@ def variations(name: str, num_rows: int) -> list[dict[str, Any]]:
     found += [{"depth": value} for value in range(0, 8, 2 if name == "faces" else 1)]
     found += [{"min_cell_size": value} for value in (5, 20, 40)]
     found += [{"parent_rows": value} for value in (None, 1.0, 10.0)]
+    found += [{"borrowed_rows": value} for value in (None, 2.0, 10.0)]
     found += [{"cross_fit": value and geode_jax.CrossFit(value)} for value in (None, 2, 10)]
     if name == "digits":
         found += [{"cross_fit": geode_jax.CrossFit(num_rows)}]  # one row left out at a time

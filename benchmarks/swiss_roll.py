@@ -9,6 +9,7 @@ python -m benchmarks.swiss_roll [--quick]
 """
 
 import argparse
+import dataclasses
 import time
 from typing import Any
 
@@ -82,8 +83,8 @@ def ours(train: np.ndarray, test: np.ndarray, seed: int, name: str, quick: bool)
     }[name]
     is_published = name == "published"
     prior = geode_jax.Prior.published() if is_published else None
-    shrinkage = geode_jax.PublishedShrinkage() if is_published else geode_jax.ExactShrinkage()
-    sampler = geode_jax.SamplerSettings(shrinkage=shrinkage, **sweeps)
+    sampler = geode_jax.SamplerSettings.published() if is_published else geode_jax.SamplerSettings()
+    sampler = dataclasses.replace(sampler, **sweeps)
     posterior = geode_jax.fit(jax.random.key(seed), train, dictionary=settings, prior=prior, sampler=sampler)
     return {
         "nats": float(geode_jax.log_density(posterior, test).mean()),

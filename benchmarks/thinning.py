@@ -21,6 +21,7 @@ from benchmarks.tables import load, table
 
 DENSITY_DRAWS = (10, 25, 50, 100, 200, 500)
 PARTIAL_DRAWS = (2, 4, 8, 16, 32, 64)
+LENGTHS = {"num_warmup": 500, "num_samples": 500}
 
 
 def densities(posterior: geode_jax.Posterior, test: np.ndarray, counts: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -100,7 +101,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--data", help="folder that holds frey_faces.npz")
     options = parser.parse_args(arguments)
     dictionary = geode_jax.DictionarySettings(num_trees=1) if options.quick else None
-    sampler = geode_jax.SamplerSettings(num_warmup=20, num_samples=20) if options.quick else None
+    sampler = geode_jax.SamplerSettings(**({"num_warmup": 20, "num_samples": 20} if options.quick else LENGTHS))
     rows: list[dict[str, Any]] = []
     for name in ("digits",) if options.quick else ("digits", "faces"):
         data = training_rows(name, options.data)[: 150 if options.quick else None]

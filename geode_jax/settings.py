@@ -141,8 +141,8 @@ class DictionarySettings:
     - `min_cell_size` (default None): smallest number of rows in a cell; None is 5, or 10 without `borrowed_rows`, and
       less with few rows.
     - `num_candidates` (default None): nodes of each tree that a row may belong to. Memory and time of the sampler are
-      proportional to it, and ``Posterior.lost_mass`` says how much mass it leaves out. None: all nodes, or 8 to 32
-      where their statistics would take more than 1 GiB.
+      proportional to it, and ``Posterior.lost_mass`` says how much mass it leaves out. None: all of up to 31 nodes, and
+      16 of more, or 8 to 15 where their statistics would take more than 1 GiB.
     - `parent_rows` (default 3.0): how many rows the parent's covariance counts for in that of a cell; None, as in the
       paper, lets cells share nothing.
     - `borrowed_rows` (default 5.0): how many rows of its parent's cell, each about the centre of its own cell, count as
@@ -316,8 +316,8 @@ class RankAdaptation:
 class SamplerSettings:
     """How stage two samples, with ``num_warmup + num_samples * thinning`` sweeps per chain.
 
-    - `num_warmup` (default 500): sweeps per chain before draws are kept; ranks adapt in them.
-    - `num_samples` (default 500): draws kept per chain.
+    - `num_warmup` (default 200): sweeps per chain before draws are kept; ranks adapt in them.
+    - `num_samples` (default 200): draws kept per chain.
     - `num_chains` (default 1): chains per tree.
     - `thinning` (default 1): sweeps per draw that is kept.
     - `shrinkage` (default ``ExactShrinkage()``): how u and tau are updated.
@@ -327,8 +327,8 @@ class SamplerSettings:
       and the checkpoint is written.
     """
 
-    num_warmup: int = 500
-    num_samples: int = 500
+    num_warmup: int = 200
+    num_samples: int = 200
     num_chains: int = 1
     thinning: int = 1
     shrinkage: ExactShrinkage | PublishedShrinkage = ExactShrinkage()
@@ -343,3 +343,12 @@ class SamplerSettings:
         check_instance(self.shrinkage, "shrinkage", (ExactShrinkage, PublishedShrinkage))
         check_instance(self.membership, "membership", (DirectMembership, SliceMembership))
         check_instance(self.adaptation, "adaptation", (RankAdaptation, None))
+
+    @classmethod
+    def published(cls) -> "SamplerSettings":
+        """The paper's steps and number of sweeps.
+
+        The default is 200 + 200 sweeps: averaged over trees, predictions from 100 + 100 are as good as from 500 + 500
+        (`python -m benchmarks.run_length`).
+        """
+        return cls(num_warmup=500, num_samples=500, shrinkage=PublishedShrinkage())

@@ -31,6 +31,7 @@ from benchmarks import (
     partition_calls,
     readme,
     real_data,
+    run_length,
     rivals,
     scaling,
     scenarios,
@@ -419,6 +420,13 @@ print(used.peak)
     (row,) = memory.main(["--quick"])
     assert row["rows"] == 2000
     assert row["kept over data"] > 0
+
+
+@pytest.mark.slow
+def test_run_length():
+    (row,) = run_length.main(["--quick"])
+    assert row["sweeps"] == 50
+    assert 0.5 < row["coverage95"] <= 1.0
 
 
 @pytest.mark.slow

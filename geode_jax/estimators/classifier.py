@@ -50,9 +50,9 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         As in :class:`GeodeDensity`.
     prior : Prior, default=None
         As in :class:`GeodeDensity`.
-    num_warmup : int, default=500
+    num_warmup : int, default=200
         As in :class:`GeodeDensity`.
-    num_samples : int, default=500
+    num_samples : int, default=200
         As in :class:`GeodeDensity`.
     num_chains : int, default=1
         As in :class:`GeodeDensity`.
@@ -105,8 +105,8 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         feature_noise: bool = True,
         shrinkage: ExactShrinkage | PublishedShrinkage | None = None,
         prior: Prior | None = None,
-        num_warmup: int = 500,
-        num_samples: int = 500,
+        num_warmup: int = 200,
+        num_samples: int = 200,
         num_chains: int = 1,
         dtype: Any = "float32",
         progress: bool = False,

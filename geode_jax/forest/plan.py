@@ -15,11 +15,12 @@ from geode_jax.settings import DictionarySettings
 STATISTICS_BYTES = 2**32
 # If the matrices of rows with missing features take more memory than this, the rank is at most 50: work grows with d^3.
 QUICK_BYTES = 2**30
-# The sampler reads (F, K, n, d) numbers in every sweep. If these take more bytes than this in float32, rows have only
-# as many candidate nodes as fit: beyond the processor's cache a sweep takes as long as reading the numbers, and only
-# 1/500 of a row's posterior mass is at nodes other than its best 32 (`python -m benchmarks.candidates`).
+# The sampler reads the statistics of every row at its candidate nodes in every sweep, and a row has little chance at
+# other nodes than its best few: with 16 of 255 candidates densities are the same and sweeps take half as long
+# (`python -m benchmarks.candidates`). Trees of up to FEW_NODES nodes have no candidates: all nodes are little more. There
+# are fewer candidates where the statistics of all trees would take more than this many bytes in float32.
 CANDIDATE_BYTES = 2**30
-FEWEST_CANDIDATES, MOST_CANDIDATES = 8, 32
+FEWEST_CANDIDATES, MOST_CANDIDATES, FEW_NODES = 8, 16, 31
 # Nodes that a row with missing features may belong to: its matrices at each of them are in memory.
 PARTIAL_CANDIDATES = 6
 # Rows that a tree is learned from by default: more rows do not improve fine cuts, and make the graph slow.
@@ -133,15 +134,14 @@ class Plan:
     def num_candidates(self, rank: int) -> int:
         """Nodes of each tree that a complete row may belong to, if nodes have `rank` directions.
 
-        By default all, unless the float32 statistics of all trees would take more than 1 GiB: then as many as fit in
-        that, but at least 8 and at most 32.
+        By default all of up to 31 nodes, and 16 of more. If the float32 statistics of all trees then take more than 1
+        GiB, as many as fit in that, but at least 8.
         """
         wanted = self.request.num_candidates
         if wanted is None:
             fitting = CANDIDATE_BYTES // (4 * self.request.num_trees * self.num_rows * rank)
-            wanted = self.num_nodes
-            if fitting < self.num_nodes:
-                wanted = int(np.clip(fitting, FEWEST_CANDIDATES, MOST_CANDIDATES))
+            most = self.num_nodes if self.num_nodes <= FEW_NODES else MOST_CANDIDATES
+            wanted = min(most, max(fitting, FEWEST_CANDIDATES))
         return min(wanted, self.num_nodes)
 
     def subspaces(self, rank: int, seed: int) -> SubspaceOptions:
