@@ -48,7 +48,7 @@ def tables() -> list[str]:
     record = load("run_length")
     lines = [
         f"**How many sweeps a fit needs** (eight trees, training rows only; mean of {NUM_KEYS} keys, and the largest"
-        f" difference between them), `{record['command']}`. The paper's number is 500 + 500, the default here 200 + 200:",
+        f" difference between them), `{record['command']}`. The paper's number is 500 + 500, the default 200 + 200:",
         "",
     ]
     rows = []

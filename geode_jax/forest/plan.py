@@ -17,7 +17,7 @@ STATISTICS_BYTES = 2**32
 QUICK_BYTES = 2**30
 # The sampler reads the statistics of every row at its candidate nodes in every sweep, and a row has little chance at
 # other nodes than its best few: with 16 of 255 candidates densities are the same and sweeps take half as long
-# (`python -m benchmarks.candidates`). Trees of up to FEW_NODES nodes have no candidates: all nodes are little more. There
+# (`python -m benchmarks.candidates`). In trees of up to FEW_NODES nodes a row may be anywhere: that is little more. There
 # are fewer candidates where the statistics of all trees would take more than this many bytes in float32.
 CANDIDATE_BYTES = 2**30
 FEWEST_CANDIDATES, MOST_CANDIDATES, FEW_NODES = 8, 16, 31
