@@ -20,7 +20,7 @@ from scipy.optimize import isotonic_regression
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.evidence import Evidence, Gain, evidence_of, judged_rows
 from geode_jax.learning.feature_noise import middle_cells
-from geode_jax.learning.subspaces import SubspaceOptions, Subspaces, join_holdouts, learn_subspaces
+from geode_jax.learning.subspaces import SubspaceOptions, Subspaces, empty_subspaces, learn_subspaces, with_common_ranks
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import each_fold
@@ -131,15 +131,26 @@ def learn_whitened_subspaces(
 
     For the dictionary without a fold, rows are whitened by the root without that fold.
     """
-    parts: list[list[Subspaces]] = [[] for _ in trees]
     holdouts = each_fold(folds)
+    found = [
+        empty_subspaces(len(holdouts), len(partition.cells), x.shape[1], options.max_rank, x.dtype)
+        for partition, options in trees
+    ]
+    ranks = np.zeros((len(trees), len(holdouts), len(trees[0][0].cells)), np.int32)
     whitened = np.empty(x.shape, x.dtype)  # the only copy, overwritten for every root
-    for number, (root, holdout) in enumerate(zip(roots, holdouts, strict=True)):
+
+    def learn(tree: int, number: int) -> None:
+        partition, options = trees[tree]
+        centres, bases = found[tree]
+        own = centres[number : number + 1], bases[number : number + 1]
+        ranks[tree, number] = learn_subspaces(whitened, partition, options, folds, [holdouts[number]], own).ranks
+
+    for number, root in enumerate(roots):
         on_share(number / len(holdouts))
         _multiply(x, root.whitening, out=whitened)
-        for found, (partition, options) in zip(parts, trees, strict=True):
-            found.append(learn_subspaces(whitened, partition, options, folds, [holdout]))
-    return [join_holdouts(found) for found in parts]
+        # whole trees side by side: the few cells of a tree's first scales would leave cores idle
+        parallel_map(functools.partial(learn, number=number), range(len(trees)))
+    return [with_common_ranks(*arrays, own) for arrays, own in zip(found, ranks, strict=True)]
 
 
 def _multiply(x: Rows, matrix: np.ndarray, out: np.ndarray) -> None:

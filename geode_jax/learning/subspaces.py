@@ -15,6 +15,7 @@ from sklearn.utils.extmath import randomized_svd
 
 from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax._runtime.threads import parallel_map
+from geode_jax._typing import DTypeLike
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, each_fold, kept_rows
@@ -49,14 +50,29 @@ class Subspaces(NamedTuple):
     ranks: np.ndarray
 
 
+def empty_subspaces(
+    num_holdouts: int, num_nodes: int, num_features: int, max_rank: int, dtype: DTypeLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """Zeros for centres, (H, K, D), and bases, (H, K, D, d)."""
+    shape = (num_holdouts, num_nodes, num_features)
+    return aligned_zeros(shape, dtype), aligned_zeros((*shape, max_rank), dtype)
+
+
 def join_holdouts(parts: Sequence[Subspaces]) -> Subspaces:
     """Join the dictionaries of holdouts learned separately; directions that one of them lacks are dropped."""
     if len(parts) == 1:  # no copy
         return parts[0]
-    ranks = np.min([part.ranks for part in parts], axis=0)
+    centres = np.concatenate([part.centres for part in parts])
     bases = np.concatenate([part.bases for part in parts])
-    bases *= (np.arange(bases.shape[3]) < ranks[:, None])[:, None, :]
-    return Subspaces(np.concatenate([part.centres for part in parts]), bases, ranks)
+    return with_common_ranks(centres, bases, np.stack([part.ranks for part in parts]))
+
+
+def with_common_ranks(centres: np.ndarray, bases: np.ndarray, ranks: np.ndarray) -> Subspaces:
+    """Dictionaries whose holdouts have their own `ranks`, (H, K): directions that one lacks are dropped, in place."""
+    common = ranks.min(axis=0)
+    for node in np.flatnonzero(common < ranks.max(axis=0)):
+        bases[:, node, :, common[node] :] = 0.0
+    return Subspaces(centres, bases, common)
 
 
 class Spectrum(NamedTuple):
@@ -75,18 +91,19 @@ def learn_subspaces(
     options: SubspaceOptions,
     folds: np.ndarray | None,
     holdouts: list[Holdout] | None = None,
+    out: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Subspaces:
     """Learn every present cell's centre and basis under each of the `holdouts`; None means those of `each_fold`.
 
     The covariance of a cell of n rows is ``(n C + parent_rows P) / (n + parent_rows)``, from the root down, with C its
-    rows' covariance and P its parent's.
+    rows' covariance and P its parent's. `out`: zeros to write centres and bases to, for callers that learn one holdout
+    at a time.
     """
     holdouts = each_fold(folds) if holdouts is None else holdouts
     max_rank, seed, parent_rows = options
     num_holdouts = len(holdouts)
     num_nodes, num_features = len(partition.cells), x.shape[1]
-    centres = aligned_zeros((num_holdouts, num_nodes, num_features), x.dtype)
-    bases = aligned_zeros((num_holdouts, num_nodes, num_features, max_rank), x.dtype)
+    centres, bases = out or empty_subspaces(num_holdouts, num_nodes, num_features, max_rank, x.dtype)
     ranks = np.zeros(num_nodes, dtype=np.int32)
     variances = np.zeros((num_holdouts, num_nodes, max_rank))
     # Dimension of the span of a cell's rows and of those it inherits from. Further directions would be rounding error;
