@@ -1,7 +1,9 @@
 """Shared set-up: runtime shape checks, one compilation cache, one small problem that every sampler test shares."""
 
+import contextlib
 import dataclasses
 import os
+import warnings
 from pathlib import Path
 
 import jaxlib.version
@@ -16,6 +18,12 @@ _flags += ["--xla_cpu_use_fusion_emitters=false"] if jaxlib.version.__version_in
 # they draw the same. The demo of `.ci/run` and full benchmarks are compiled as users' programs are.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
+
+# ArviZ 0.23 writes a file when it is first imported on a day, which fails where two workers do so at once. So the
+# process that starts the workers is the first.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    with warnings.catch_warnings(action="ignore"), contextlib.suppress(ImportError):
+        import arviz  # noqa: F401
 
 import jax  # noqa: E402  (after the flags)
 import numpy as np  # noqa: E402  (after the flags)
