@@ -109,12 +109,16 @@ class Plan:
     def with_fixed_rank(self) -> "Plan":
         """The same plan with one rank for all nodes, whatever held-out rows support.
 
-        The rank that was asked for; otherwise as many as without held-out rows.
+        The rank that was asked for, otherwise a modest one.
         """
-        rank = self.max_rank
-        if self.request.max_rank is None:
-            rank = min(rank, _unjudged_rank(self.num_features))
-        return dataclasses.replace(self, least_rank=rank, max_rank=rank)
+        return dataclasses.replace(self, least_rank=self.modest_rank, max_rank=self.modest_rank)
+
+    @property
+    def modest_rank(self) -> int:
+        """The rank that was asked for; otherwise the most that leaves residuals to learn the features' noise from."""
+        if self.request.max_rank is not None:
+            return self.max_rank
+        return min(self.max_rank, _unjudged_rank(self.num_features))
 
     @property
     def num_nodes(self) -> int:
@@ -153,4 +157,4 @@ class Plan:
         given = self.request.feature_noise
         if given is None:
             return None
-        return NoiseOptions(given.num_rounds, given.num_folds, given.floor, self.max_rank, seed)
+        return NoiseOptions(given.num_rounds, given.num_folds, given.floor, self.modest_rank, seed)

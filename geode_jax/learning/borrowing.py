@@ -7,13 +7,15 @@ about the centre of its own child cell, spread along the node's directions much 
 import numpy as np
 
 from geode_jax._runtime.threads import parallel_map
-from geode_jax.learning.evidence import cell_mixture, fit_quick_mixture
+from geode_jax.learning.evidence import cell_mixture, fit_quick_mixture, residuals_of_scales
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
 
 # A mean over this many rows of a cell is precise enough: a node borrows a few rows' worth of it.
 LARGEST_SAMPLE = 256
+# In units of the data's variance: what float32 resolves, for data without noise.
+LEAST_NOISE = 1e-7
 
 
 def typical_noise(training: Training, partition: Partition, subspaces: Subspaces) -> np.ndarray:
@@ -23,17 +25,16 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
     of the noise that the rows have at their own cells: the mixture may leave a scale without rows. A scale without
     nodes has the noise of the one above it.
     """
-    chosen, own = fit_quick_mixture(training, partition, subspaces), cell_mixture(training, partition, subspaces)
-    scale = np.floor(np.log2(chosen.nodes + 1)).astype(int)
+    own, own_freedom = residuals_of_scales(cell_mixture(training, partition, subspaces), partition.depth + 1)
+    chosen, freedom = residuals_of_scales(fit_quick_mixture(training, partition, subspaces), partition.depth + 1)
     noise = np.zeros(partition.depth + 1)
-    for level in range(noise.size):
-        here = scale == level
-        if not here.any():
-            noise[level] = noise[level - 1]
-            continue
-        num_rows = np.exp(chosen.log_weight[here]).sum() * training.x.shape[0]
-        noise[level] = (num_rows * chosen.noise[here][0] + own.noise[here][0]) / (num_rows + 1.0)
-    return noise
+    for scale in range(noise.size):
+        if own_freedom[scale] > 0.0:
+            one_row = training.num_features * own[scale] / own_freedom[scale]
+            noise[scale] = (chosen[scale] + one_row) / (freedom[scale] + training.num_features)
+        elif scale > 0:
+            noise[scale] = noise[scale - 1]
+    return np.maximum(noise, LEAST_NOISE)
 
 
 def signal_nearby(training: Training, partition: Partition, subspaces: Subspaces, noise: np.ndarray) -> np.ndarray:

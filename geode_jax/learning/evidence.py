@@ -45,13 +45,17 @@ class HeldOutStatistics(NamedTuple):
 
 
 class QuickMixture(NamedTuple):
-    """Parameters at the present `nodes`: log weights and noise variances (K',), variances along directions (K', d)."""
+    """Parameters at the present `nodes`: log weights and noise variances (K',), variances along directions (K', d).
+
+    `freedom`, (K',): degrees of freedom of the residuals from which the noise was estimated.
+    """
 
     nodes: np.ndarray
     log_weight: np.ndarray
     noise: np.ndarray
     variance: np.ndarray
     has_direction: np.ndarray
+    freedom: np.ndarray
 
     def log_densities(self, rows: HeldOutStatistics) -> np.ndarray:
         """``log pi + log N`` of rows at the nodes, (K', m), from their statistics there."""
@@ -189,7 +193,7 @@ def _m_step(rows: HeldOutStatistics, share: np.ndarray) -> QuickMixture:
     second = np.matmul(share.astype(rows.squared.dtype)[:, None, :], rows.squared)[:, 0, :]
     variance = _variance(second, count, noise)
     log_weight = np.log((count + 0.5) / (share.shape[1] + 0.5 * rows.nodes.size))
-    return QuickMixture(rows.nodes, log_weight, noise, variance, rows.has_direction)
+    return QuickMixture(rows.nodes, log_weight, noise, variance, rows.has_direction, freedom)
 
 
 def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces) -> QuickMixture:
@@ -211,9 +215,20 @@ def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces)
     count = np.array([rows.size for rows in partition.cells if rows is not None])
     # sampled rows stand for all rows of their cell
     weight = count / used
-    noise = _noise(nodes, weight * off, weight * seen * (1.0 - ranks / num_features))
+    freedom = weight * seen * (1.0 - ranks / num_features)
+    noise = _noise(nodes, weight * off, freedom)
     has_direction = np.arange(along.shape[1]) < ranks[:, None]
-    return QuickMixture(nodes, np.log(count / count.sum()), noise, _variance(along, used, noise), has_direction)
+    variance = _variance(along, used, noise)
+    return QuickMixture(nodes, np.log(count / count.sum()), noise, variance, has_direction, freedom)
+
+
+def residuals_of_scales(mixture: QuickMixture, num_scales: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sum of squares of the residuals that a mixture's noise comes from, and their degrees of freedom, (S,) each."""
+    scale = _scale_of(mixture.nodes)
+    freedom = np.bincount(scale, mixture.freedom, num_scales)
+    noise = np.zeros(num_scales)
+    noise[scale] = mixture.noise
+    return np.maximum(noise * (freedom + 1.0) - 1.0, 0.0), freedom  # without the one of `_noise`
 
 
 def _scale_of(nodes: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ from sklearn.utils.extmath import randomized_svd
 
 from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax._runtime.threads import parallel_map
-from geode_jax._typing import DTypeLike
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, each_fold, kept_rows
@@ -51,7 +50,7 @@ class Subspaces(NamedTuple):
 
 
 def empty_subspaces(
-    num_holdouts: int, num_nodes: int, num_features: int, max_rank: int, dtype: DTypeLike
+    num_holdouts: int, num_nodes: int, num_features: int, max_rank: int, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
     """Zeros for centres, (H, K, D), and bases, (H, K, D, d)."""
     shape = (num_holdouts, num_nodes, num_features)
