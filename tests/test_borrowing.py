@@ -12,7 +12,7 @@ from sklearn.datasets import load_iris
 import geode_jax
 from geode_jax import DictionarySettings, Prior
 from geode_jax._files.archive import decode, encode
-from geode_jax.learning.borrowing import signal_nearby, typical_noise
+from geode_jax.learning.borrowing import rows_nearby, typical_noise
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.model.borrowed import Borrowed, noise_prior
 from geode_jax.model.tree import tree_from_mask
@@ -33,21 +33,36 @@ def learned():
     return Training(x, 8, folds, None), partition, subspaces
 
 
-def test_signal_is_that_of_the_rows_of_the_parents_cell(learned):
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_signal_is_that_of_the_complete_rows_of_the_parents_cell(learned, is_partial):
     training, partition, subspaces = learned
+    is_complete = np.arange(400) % 3 > 0 if is_partial else np.ones(400, bool)
+    if is_partial:
+        training = training._replace(is_observed=is_complete[:, None] | (np.arange(8) > 0))
     noise = np.linspace(0.5, 1.0, 5)
-    found = signal_nearby(training, partition, subspaces, noise)
-    assert (found[0] == 0.0).all()
+    found = rows_nearby(training, partition, subspaces, noise)
+    assert found.share[0] == 0.0
+    assert (found.signal[0] == 0.0).all()
     for node in (2, 5, 11):
-        squares = []
-        for row in partition.cell((node - 1) // 2):
+        squares, parent = [], partition.cell((node - 1) // 2)
+        for row in parent[is_complete[parent]]:
             sibling = 4 * ((node - 1) // 2) + 3 - node
             own = node if row in partition.cell(node) else sibling
             holdout = 1 + training.folds[row]
             centred = training.x[row] - subspaces.centres[holdout, own]
             squares.append(np.square(centred @ subspaces.bases[holdout, node]))
         scale = int(np.log2(node + 1))
-        np.testing.assert_allclose(found[node], np.mean(squares, axis=0) / noise[scale], rtol=1e-6)
+        np.testing.assert_allclose(found.signal[node], np.mean(squares, axis=0) / noise[scale], rtol=1e-6)
+        assert found.share[node] == pytest.approx(is_complete[parent].mean())
+
+
+def test_nothing_is_borrowed_where_no_row_is_complete(data):
+    partial = np.array(data)
+    partial[np.arange(90), np.arange(90) % 6] = np.nan
+    borrowed = geode_jax.learn_forest(jax.random.key(0), partial, dictionary=DICTIONARY).borrowed
+    assert not np.asarray(borrowed.count).any()
+    assert not np.asarray(borrowed.squared).any()
+    assert (np.asarray(borrowed.noise) > 0.0).all()
 
 
 @pytest.mark.parametrize("deviation", [0.1, 0.01])

@@ -11,7 +11,7 @@ from geode_jax.forest.dictionaries import Learned
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows, stack_trees
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.statistics import add_cross_fitted, candidate_statistics, without_folds, zero_statistics
-from geode_jax.learning.borrowing import signal_nearby, typical_noise
+from geode_jax.learning.borrowing import rows_nearby, typical_noise
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.borrowed import Borrowed
@@ -89,20 +89,17 @@ def _candidates(learned: Learned, number: int, rows: np.ndarray, width: int) -> 
 
 def freeze_borrowed(learned: Learned, plan: Plan) -> Borrowed:
     """What the prior takes from stage one, for every tree; the typical noise is that of the first tree."""
-    training, count = learned.training, plan.request.borrowed_rows or 0.0
+    training, rows = learned.training, plan.request.borrowed_rows or 0.0
     noise = typical_noise(training, learned.partitions[0], learned.subspaces[0])
-    does_borrow = np.stack([partition.is_present for partition in learned.partitions])
-    does_borrow[:, 0] = False
-    signal = np.zeros((*does_borrow.shape, learned.subspaces[0].bases.shape[3]))
-    if count > 0.0:
+    num_trees, num_nodes, rank = len(learned.partitions), *learned.subspaces[0].bases.shape[1::2]
+    count, squared = np.zeros((num_trees, num_nodes)), np.zeros((num_trees, num_nodes, rank))
+    if rows > 0.0:
         for number, pair in enumerate(zip(learned.partitions, learned.subspaces, strict=True)):
-            signal[number] = signal_nearby(training, *pair, noise)
-    dtype = training.x.dtype
-    return Borrowed(
-        count=jnp.asarray(count * does_borrow, dtype),
-        squared=jnp.asarray(count * signal, dtype),
-        noise=jnp.asarray(np.tile(noise, (len(does_borrow), 1)), dtype),
-    )
+            nearby = rows_nearby(training, *pair, noise)
+            count[number] = rows * nearby.share
+            squared[number] = count[number][:, None] * nearby.signal
+    tables = (count, squared, np.tile(noise, (num_trees, 1)))
+    return Borrowed(*(jnp.asarray(table, training.x.dtype) for table in tables))
 
 
 def freeze_partial_rows(learned: Learned, plan: Plan) -> PartialRows | None:

@@ -4,6 +4,8 @@ A cell of few rows cannot tell its variances from those rows alone. Rows nearby 
 about the centre of its own child cell, spread along the node's directions much as the node's own do.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from geode_jax._runtime.threads import parallel_map
@@ -37,22 +39,41 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
     return np.maximum(noise, LEAST_NOISE)
 
 
-def signal_nearby(training: Training, partition: Partition, subspaces: Subspaces, noise: np.ndarray) -> np.ndarray:
-    """Mean squared coordinates of the rows of the parent's cell along every node's directions, over the noise, (K, d).
+class Nearby(NamedTuple):
+    """Of the rows of the parent's cell, for every node.
 
-    Each row is taken about the centre of its own child cell, and from dictionaries that left its fold out. `noise`,
-    (S,): the variance of every scale. 0 at the root and at absent nodes. Missing features are as filled.
+    `signal`, (K, d): mean squared coordinates along the node's directions, over the noise. `share`, (K,): how many of
+    the rows are complete; the others are left out. Both are 0 at the root and at absent nodes.
     """
-    signal = np.zeros((len(partition.cells), subspaces.bases.shape[3]))
+
+    signal: np.ndarray
+    share: np.ndarray
+
+
+def rows_nearby(training: Training, partition: Partition, subspaces: Subspaces, noise: np.ndarray) -> Nearby:
+    """What nodes may borrow; `noise`, (S,), is the variance of every scale.
+
+    Each row is taken about the centre of its own child cell, and from dictionaries that left its fold out. Rows with
+    missing features are left out: as filled, they spread less than they do.
+    """
+    num_nodes = len(partition.cells)
+    found = Nearby(np.zeros((num_nodes, subspaces.bases.shape[3])), np.zeros(num_nodes))
+    complete = np.zeros(training.x.shape[0], dtype=bool)
+    complete[training.complete] = True
 
     def learn(node: int) -> None:
         sibling = node + 1 if node % 2 else node - 1
-        sizes = [partition.cell(child).size for child in (node, sibling)]
-        means = [_mean_square(training, partition.cell(child), subspaces, child, node) for child in (node, sibling)]
-        signal[node] = np.average(means, axis=0, weights=sizes) / noise[(node + 1).bit_length() - 1]
+        cells = [partition.cell(child) for child in (node, sibling)]
+        kept = [rows[complete[rows]] for rows in cells]
+        total = sum(rows.size for rows in kept)
+        found.share[node] = total / sum(rows.size for rows in cells)
+        for child, rows in zip((node, sibling), kept, strict=True):
+            if rows.size:
+                found.signal[node] += rows.size / total * _mean_square(training, rows, subspaces, child, node)
+        found.signal[node] /= noise[(node + 1).bit_length() - 1]
 
     parallel_map(learn, [node for node in np.flatnonzero(partition.is_present).tolist() if node > 0])
-    return signal
+    return found
 
 
 def _mean_square(training: Training, rows: np.ndarray, subspaces: Subspaces, own: int, node: int) -> np.ndarray:

@@ -24,9 +24,9 @@ from geode_jax.model.statistics import observed_statistics_at, observed_statisti
 
 # Where rows have different masks, candidate nodes are found by this many leading directions; the rest counts as noise.
 SCREEN_RANK = 16
-# A candidate this many nats behind the best one, at the posterior mean of the parameters, is not evaluated under the
-# draws. This is far more than makes its weight negligible there: under single draws a node of few rows may score much
-# better than at the mean.
+# A candidate this many nats behind the best one, at the posterior mean of the parameters but the largest noise of any
+# draw, is not evaluated under the draws. This is far more than makes its weight negligible there: under single draws a
+# node of few rows may score much better than at the mean.
 NEGLIGIBLE = 40.0
 
 
@@ -88,9 +88,16 @@ def _mean_parameters(draws: Draw, dictionary: Dictionary) -> _Parameters:
 
 
 def _scores(observed: Observed, parameters: _Parameters) -> Array:
+    return _scores_and_distances(observed, parameters)[0]
+
+
+def _scores_and_distances(observed: Observed, parameters: _Parameters) -> tuple[Array, Array]:
+    """Log weight plus log density, and the squared Mahalanobis distance, whose mean is the number of features seen."""
     latent = latent_given(observed, parameters.neg_log_u)
     marginal = log_marginal(observed, latent, parameters.neg_log_u, parameters.log_sigma2)
-    return parameters.log_weights + marginal
+    log_two_pi = jnp.log(2 * jnp.pi).astype(marginal.dtype)
+    constant = observed.num_observed * (log_two_pi + parameters.log_sigma2) + latent.log_det
+    return parameters.log_weights + marginal, -2.0 * marginal - constant
 
 
 def find_candidates(dictionary: Dictionary, draws: Draw, seen: ObservedRows, num_candidates: int) -> Candidates:
@@ -107,14 +114,20 @@ def find_candidates(dictionary: Dictionary, draws: Draw, seen: ObservedRows, num
         rough = _scores(observed_statistics_of(few, seen), roughly.at(all_nodes))
         node = lax.top_k(rough, num_candidates)[1]
         observed = observed_statistics_at(dictionary, seen, node)
-        scores = _scores(observed, parameters.at(node))
+        scores, distance = _scores_and_distances(observed, parameters.at(node))
     else:
         node, observed = all_nodes, observed_statistics_of(dictionary, seen)
-        scores = _scores(observed, parameters.at(node))
+        scores, distance = _scores_and_distances(observed, parameters.at(node))
         if num_candidates < num_nodes:
             scores, node = lax.top_k(scores, num_candidates)
-            observed = jax.tree.map(lambda leaf: jax.vmap(lambda values, index: values[index])(leaf, node), observed)
-    is_negligible = (scores < scores.max(axis=1, keepdims=True) - NEGLIGIBLE).reshape(-1)
+            observed, distance = jax.tree.map(
+                lambda leaf: jax.vmap(lambda values, index: values[index])(leaf, node), (observed, distance)
+            )
+    # with the noise exp(rise) times as large, the log density gains this much where the row is far
+    rise = (draws.log_sigma2.max(axis=0) - draws.log_sigma2.mean(axis=0))[jnp.asarray(dictionary.tree.scale)][node]
+    gain = 0.5 * (-jnp.expm1(-rise) * distance - rise * observed.num_observed)
+    least = scores.max(axis=1, keepdims=True) - NEGLIGIBLE
+    is_negligible = (scores + jnp.maximum(gain, 0.0) < least).reshape(-1)
     return Candidates(node, observed, jnp.argsort(is_negligible), jnp.sum(~is_negligible))
 
 
