@@ -35,9 +35,10 @@ def intrinsic_dimension(
 
     The dimension of a row is that of its node. The probabilities of the nodes given the row (or its observed features),
     averaged over draws, weight the nodes' dimension probabilities (`Posterior.node_dimension_probabilities`), and trees
-    are averaged. Ask it of rows that were not in the fit: in a dictionary that was learned from it, a row seems to belong
-    to a small cell, which knows its own dimension badly. For the whole data set see `Posterior.intrinsic_dimension_probabilities`. `num_draws` and
-    `num_candidates`: as in :func:`geode_jax.log_density`.
+    are averaged. Ask it of rows that were not in the fit: under a dictionary that was learned from it, a row seems to
+    belong to a small cell, which knows its own dimension badly. For the whole data set see
+    `Posterior.intrinsic_dimension_probabilities`. `num_draws` and `num_candidates`: as in
+    :func:`geode_jax.log_density`.
     """
     posterior, data = check_rows(posterior, X)
     num_candidates = check_candidates(posterior, num_candidates)
