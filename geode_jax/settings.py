@@ -348,7 +348,7 @@ class SamplerSettings:
     def published(cls) -> "SamplerSettings":
         """The paper's steps and number of sweeps.
 
-        The default is 200 + 200 sweeps: averaged over trees, predictions from 100 + 100 are as good as from 500 + 500
-        (`python -m benchmarks.run_length`).
+        The default has fewer sweeps, as predictions are averaged over trees (`python -m benchmarks.run_length` compares
+        lengths).
         """
         return cls(num_warmup=500, num_samples=500, shrinkage=PublishedShrinkage())

@@ -16,9 +16,9 @@ STATISTICS_BYTES = 2**32
 # If the matrices of rows with missing features take more memory than this, the rank is at most 50: work grows with d^3.
 QUICK_BYTES = 2**30
 # The sampler reads the statistics of every row at its candidate nodes in every sweep, and a row has little chance at
-# other nodes than its best few: with 16 of 255 candidates densities are the same and sweeps take half as long
-# (`python -m benchmarks.candidates`). In trees of up to FEW_NODES nodes a row may be at any. There are fewer candidates
-# where the statistics of all trees would take more than this many bytes in float32.
+# other nodes than its best few (`python -m benchmarks.candidates` measures what is left out). In trees of up to
+# FEW_NODES nodes a row may be at any. There are fewer candidates where the statistics of all trees would take more than
+# CANDIDATE_BYTES in float32.
 CANDIDATE_BYTES = 2**30
 FEWEST_CANDIDATES, MOST_CANDIDATES, FEW_NODES = 8, 16, 31
 # Nodes that a row with missing features may belong to: its matrices at each of them are in memory.

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax._runtime.threads import parallel_map
-from geode_jax.learning.evidence import cell_mixture, fit_quick_mixture, residuals_of_scales
+from geode_jax.learning.evidence import cell_mixture, fit_quick_mixture, residuals_of_scales, sample_of
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
 
 # A mean over this many rows of a cell is precise enough: a node borrows a few rows' worth of it.
-LARGEST_SAMPLE = 256
+ENOUGH_ROWS = 256
 # In units of the data's variance: what float32 resolves, for data without noise.
 LEAST_NOISE = 1e-7
 
@@ -78,7 +78,7 @@ def rows_nearby(training: Training, partition: Partition, subspaces: Subspaces, 
 
 def _mean_square(training: Training, rows: np.ndarray, subspaces: Subspaces, own: int, node: int) -> np.ndarray:
     """Mean squared coordinates along the directions of `node`, about the centre of `own`, (d,); of a sample of rows."""
-    rows = rows[np.linspace(0, rows.size - 1, min(rows.size, LARGEST_SAMPLE)).astype(int)]
+    rows = sample_of(rows, ENOUGH_ROWS)
     holdout = np.zeros(rows.size, dtype=int) if training.folds is None else 1 + training.folds[rows]
     total = np.zeros(subspaces.bases.shape[3])
     for number in np.unique(holdout):

@@ -146,9 +146,9 @@ def evidence_of(judged: Training, rows: np.ndarray, partition: Partition, subspa
     return _fit(judged, rows, partition, subspaces, nodes)
 
 
-def sample_of(rows: np.ndarray) -> np.ndarray:
-    """The evenly spaced sample of the rows to which the mixture is fitted."""
-    return rows[np.linspace(0, rows.size - 1, min(rows.size, LARGEST_SAMPLE)).astype(int)]
+def sample_of(rows: np.ndarray, largest: int = LARGEST_SAMPLE) -> np.ndarray:
+    """An evenly spaced sample of the rows; by default as many as the mixture is fitted to."""
+    return rows[np.linspace(0, rows.size - 1, min(rows.size, largest)).astype(int)]
 
 
 def judged_rows(folds: np.ndarray) -> np.ndarray:
