@@ -146,21 +146,21 @@ def evidence_of(judged: Training, rows: np.ndarray, partition: Partition, subspa
     return _fit(judged, rows, partition, subspaces, nodes)
 
 
-def sample_of(rows: np.ndarray, largest: int = LARGEST_SAMPLE) -> np.ndarray:
-    """An evenly spaced sample of the rows; by default as many as the mixture is fitted to."""
+def sample_of(rows: np.ndarray, largest: int) -> np.ndarray:
+    """An evenly spaced sample of at most `largest` of the rows."""
     return rows[np.linspace(0, rows.size - 1, min(rows.size, largest)).astype(int)]
 
 
 def judged_rows(folds: np.ndarray) -> np.ndarray:
     """Indices of the rows on which :func:`cross_fitted_evidence` judges."""
-    return sample_of(np.flatnonzero(folds >= 0))
+    return sample_of(np.flatnonzero(folds >= 0), LARGEST_SAMPLE)
 
 
 def fit_quick_mixture(training: Training, partition: Partition, subspaces: Subspaces) -> QuickMixture:
     """The mixture alone; fitted to in-sample statistics if the rows have no folds."""
     nodes = np.flatnonzero(partition.is_present)
     folds = training.folds
-    rows = sample_of(np.arange(training.x.shape[0])) if folds is None else judged_rows(folds)
+    rows = sample_of(np.arange(training.x.shape[0]), LARGEST_SAMPLE) if folds is None else judged_rows(folds)
     return _fit(training.taken(rows), rows, partition, subspaces, nodes).mixture
 
 
@@ -206,7 +206,7 @@ def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces)
     ranks, num_features, is_observed = subspaces.ranks[nodes], training.x.shape[1], training.is_observed
 
     def moments(node: int) -> tuple[float, np.ndarray, float, int]:
-        rows = sample_of(partition.cell(node))
+        rows = sample_of(partition.cell(node), LARGEST_SAMPLE)
         residual, squared = statistics_at_node(training, rows, subspaces, node)
         seen = float(rows.size * num_features if is_observed is None else is_observed[rows].sum())
         return float(residual.sum(dtype=np.float64)), squared.sum(axis=0, dtype=np.float64), seen, rows.size
