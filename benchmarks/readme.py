@@ -14,6 +14,7 @@ from benchmarks import (
     candidates,
     choices,
     compile_time,
+    contention,
     devices,
     digits_density,
     dimension,
@@ -40,6 +41,7 @@ from benchmarks import (
     tree_rows,
     truncated_gamma,
     truncation,
+    whole_fit,
 )
 from benchmarks.common import RESULTS, ROOT
 from benchmarks.tables import finished, load, machine, mean_of, table
@@ -72,8 +74,10 @@ EXPERIMENTS = (
     inclusion,
     truncation,
     literal,
+    whole_fit,
     sweep,
     compile_time,
+    contention,
     devices,
     truncated_gamma,
     mixing,

@@ -4,7 +4,7 @@ python -m benchmarks.thinning [--quick] [--data FOLDER]
 
 Digits and Frey faces, the first splits of their own benchmarks, training rows only: 80% are fitted, the others
 predicted. Errors are against all draws of the posterior; for half of the features, hidden, against the most draws here.
-By default log densities average over 200 draws per tree, and conditionals over 16.
+By default log densities average over 200 draws per tree, and conditionals over 8.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def tables() -> list[str]:
     lines = [
         f"**How many draws a prediction needs**, `{record['command']}`: error by averaging over fewer than all {every}"
         " draws per tree, root mean square over the rows (nats), or over the hidden half of their features (in standard"
-        " deviations of what is hidden, against the most draws here). By default 200 and 16:",
+        " deviations of what is hidden, against the most draws here). By default 200 and 8:",
         "",
     ]
     rows = [

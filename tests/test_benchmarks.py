@@ -43,6 +43,7 @@ from benchmarks import (
     tree_rows,
     truncated_gamma,
     truncation,
+    whole_fit,
 )
 from benchmarks.__main__ import experiments
 from benchmarks.__main__ import main as entry_point
@@ -227,6 +228,14 @@ def test_mixed_units():
     nats = {row["method"]: row["nats"] for row in rows}
     assert nats["GEODE"] == pytest.approx(nats["GEODE, standardised"], abs=1.0)
     assert nats["GEODE"] > nats["Gaussian, Ledoit-Wolf"] - 1.0
+
+
+@pytest.mark.slow
+def test_whole_fit():
+    (row,) = whole_fit.main(["--quick"])
+    assert row["rows"] == 105
+    assert min(row["stage one"], row["sampler, first"], row["milliseconds a row"]) > 0
+    assert np.isfinite([row["nats"], *(rival["nats"] for rival in row["rivals"].values())]).all()
 
 
 @pytest.mark.slow

@@ -33,21 +33,22 @@ class Observed(NamedTuple):
     """Statistics of a partially observed row at one component; leading axes are batch axes.
 
     `gram`: G. `cross`: Phi_O'r. `start`: eta0. `remainder`: Phi_O'e0. `residual`: ||e0||^2. `num_observed`: |O|.
+    The first axis of `gram` has length 1 where all rows miss the same features.
     """
 
-    gram: Float[Array, "*batch d d"]
-    cross: Float[Array, "*batch d"]
-    start: Float[Array, "*batch d"]
-    remainder: Float[Array, "*batch d"]
-    residual: Float[Array, "*batch"]
-    num_observed: Float[Array, "*batch"]
+    gram: Float[Array, "*#batch d d"]
+    cross: Float[Array, "*#batch d"]
+    start: Float[Array, "*#batch d"]
+    remainder: Float[Array, "*#batch d"]
+    residual: Float[Array, "*#batch"]
+    num_observed: Float[Array, "*#batch"]
 
 
 class Latent(NamedTuple):
     """The coordinates along the basis given the observed part: mean eta*, and log det M."""
 
-    mean: Float[Array, "*batch d"]
-    log_det: Float[Array, "*batch"]
+    mean: Float[Array, "*#batch d"]
+    log_det: Float[Array, "*#batch"]
 
 
 def observe(
@@ -83,10 +84,8 @@ def reduce_shown(
 
     `along` multiplies such values by the observed part of the basis, (b, p) to (b, d), and `back` is its transpose.
     """
-    factor = _ridged_factor(gram)
-    gram, factor = (jnp.broadcast_to(part, (shown.shape[0], *part.shape[1:])) for part in (gram, factor))
     cross = along(shown)
-    start = solve_factored(factor, cross)
+    start = least_squares(gram, cross)
     error = shown - back(start)
     return Observed(
         gram=gram,
@@ -96,6 +95,17 @@ def reduce_shown(
         residual=jnp.sum(jnp.square(error), axis=-1),
         num_observed=jnp.broadcast_to(num_observed, shown.shape[:1]),
     )
+
+
+def least_squares(gram: Float[Array, "#b d d"], cross: Float[Array, "b d"]) -> Float[Array, "b d"]:
+    """Coordinates of the observed part along the basis; where the basis is not seen, they are near 0."""
+    return solve_factored(_ridged_factor(gram), cross)
+
+
+def orthonormal(basis: Float[Array, "D d"]) -> Float[Array, "D d"]:
+    """Nearly orthonormal columns of the same span; columns of zeros stay so."""
+    factor = _ridged_factor(jnp.matmul(basis.T, basis, precision=HIGHEST))
+    return lax.linalg.triangular_solve(factor, basis.T, left_side=True, lower=True).T
 
 
 def masked_gram(mask: Float[Array, "b D"], basis: Float[Array, "D d"]) -> Float[Array, "b d d"]:
@@ -126,34 +136,69 @@ def missing_root(is_missing: Float[Array, "b D"], basis: Float[Array, "D d"]) ->
     return jnp.where((is_missing.sum(axis=1) < rank)[:, None, None], by_feature, factor)
 
 
-def _ridged_factor(gram: Float[Array, "*batch d d"]) -> Float[Array, "*batch d d"]:
+def _ridged_factor(gram: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch d d"]:
     """Cholesky factor of a Gram matrix that may be singular."""
     ridge = 1e-5 if gram.dtype == jnp.float32 else 1e-10
-    return jnp.linalg.cholesky(gram + ridge * jnp.eye(gram.shape[-1], dtype=gram.dtype))
+    return _cholesky(gram + ridge * jnp.eye(gram.shape[-1], dtype=gram.dtype))
 
 
-def solve_factored(factor: Float[Array, "*batch d d"], right: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-    """Solve ``L L' x = right``."""
-    half = lax.linalg.triangular_solve(factor, right[..., None], left_side=True, lower=True)
-    return lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)[..., 0]
+def solve_factored(factor: Float[Array, "*#batch d d"], right: Float[Array, "*#batch d"]) -> Float[Array, "*#batch d"]:
+    """Solve ``L L' x = right``; all along the first axis have the same L if that of `factor` has length 1."""
+    if factor.shape[0] == 1 < right.shape[0] and right.ndim > 1:
+        return jnp.moveaxis(_solve_columns(factor[0], jnp.moveaxis(right, 0, -1)), -1, 0)
+    return _solve_columns(factor, right[..., None])[..., 0]
+
+
+def _solve_columns(factor: Float[Array, "*batch d d"], right: Float[Array, "*batch d k"]) -> Float[Array, "*batch d k"]:
+    half = lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
+    return lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)
+
+
+def _cholesky(matrix: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch d d"]:
+    return lax.linalg.cholesky(matrix, symmetrize_input=False)  # ours are symmetric, and the copy would cost a third
 
 
 def posterior_system(
-    gram: Float[Array, "*batch d d"], neg_log_u: Float[Array, "*batch d"]
-) -> tuple[Float[Array, "*batch d"], Float[Array, "*batch d d"]]:
+    gram: Float[Array, "*#batch d d"], neg_log_u: Float[Array, "*#batch d"]
+) -> tuple[Float[Array, "*#batch d"], Float[Array, "*#batch d d"]]:
     """(a, Cholesky factor of M), with s = expm1(-log u)."""
     amplitude = jnp.sqrt(jnp.expm1(neg_log_u))
     scaled = amplitude[..., :, None] * gram * amplitude[..., None, :]
-    return amplitude, jnp.linalg.cholesky(scaled + jnp.eye(amplitude.shape[-1], dtype=amplitude.dtype))
+    return amplitude, _cholesky(scaled + jnp.eye(amplitude.shape[-1], dtype=amplitude.dtype))
 
 
-def latent_given(observed: Observed, neg_log_u: Float[Array, "*batch d"]) -> Latent:
+def latent_given(observed: Observed, neg_log_u: Float[Array, "*#batch d"]) -> Latent:
     """Mean of the coordinates given the observed part, for :func:`log_marginal`."""
     return latent_from(*posterior_system(observed.gram, neg_log_u), observed.cross)
 
 
+def rough_log_marginal(
+    gram: Float[Array, "*#batch d d"],
+    cross: Float[Array, "*#batch d"],
+    squared_norm: Float[Array, "*#batch"],
+    num_observed: Float[Array, "*#batch"],
+    neg_log_u: Float[Array, "*#batch d"],
+    log_sigma2: Float[Array, "*#batch"],
+) -> Float[Array, "*#batch"]:
+    """:func:`log_marginal` by Woodbury's formula as usually written: fast for small d, but not safe from cancellation.
+
+    `squared_norm`: ||r||^2. One Cholesky factor gives all: that of M with a C as another row has L^{-1} a C there.
+    """
+    amplitude = jnp.sqrt(jnp.expm1(neg_log_u))
+    row = amplitude * cross
+    system = amplitude[..., :, None] * gram * amplitude[..., None, :] + jnp.eye(row.shape[-1], dtype=row.dtype)
+    system = jnp.broadcast_to(system, (*row.shape, row.shape[-1]))
+    last = jnp.concatenate([row, 1.0 + jnp.sum(jnp.square(row), axis=-1, keepdims=True)], axis=-1)
+    bordered = jnp.concatenate([jnp.concatenate([system, row[..., None]], axis=-1), last[..., None, :]], axis=-2)
+    factor = _cholesky(bordered)
+    log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)[..., :-1]), axis=-1)
+    quadratic = squared_norm - jnp.sum(jnp.square(factor[..., -1, :-1]), axis=-1)
+    log_two_pi = jnp.log(2 * jnp.pi).astype(log_sigma2.dtype)
+    return -0.5 * (num_observed * (log_two_pi + log_sigma2) + log_det + jnp.exp(-log_sigma2) * quadratic)
+
+
 def latent_from(
-    amplitude: Float[Array, "*batch d"], factor: Float[Array, "*batch d d"], cross: Float[Array, "*batch d"]
+    amplitude: Float[Array, "*#batch d"], factor: Float[Array, "*#batch d d"], cross: Float[Array, "*#batch d"]
 ) -> Latent:
     """:func:`latent_given` for a system that is already factored."""
     log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
@@ -161,8 +206,8 @@ def latent_from(
 
 
 def latent_root(
-    observed: Observed, neg_log_u: Float[Array, "*batch d"]
-) -> tuple[Float[Array, "*batch d"], Float[Array, "*batch d d"]]:
+    observed: Observed, neg_log_u: Float[Array, "*#batch d"]
+) -> tuple[Float[Array, "*#batch d"], Float[Array, "*#batch d d"]]:
     """Mean eta* and a root H of the covariance, ``V = H'H``, of the coordinates given the observed part.
 
     H = L^{-1} diag(a) with L L' = M, and eta* = H' L^{-1} a C: one triangular solve gives both.
@@ -178,9 +223,9 @@ def latent_root(
 def log_marginal(
     observed: Observed,
     latent: Latent,
-    neg_log_u: Float[Array, "*batch d"],
-    log_sigma2: Float[Array, "*batch"],
-) -> Float[Array, "*batch"]:
+    neg_log_u: Float[Array, "*#batch d"],
+    log_sigma2: Float[Array, "*#batch"],
+) -> Float[Array, "*#batch"]:
     """Log N(y_O) (the paper's A2, with the squared norm)."""
     off = observed.start - latent.mean
     # eta' diag(1/s) eta, with eta = 0 where s = 0

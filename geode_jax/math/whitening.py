@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geode_jax._typing import Array, Float, Int
-from geode_jax.math.lowrank import HIGHEST, Observed, observe, reduce_shown
+from geode_jax.math.lowrank import HIGHEST, Observed, masked_gram, observe, reduce_shown
 
 
 class Whitening(eqx.Module):
@@ -70,7 +70,20 @@ class ObservedRows(eqx.Module):
             lambda eta: jnp.matmul(along, eta[..., None], precision=HIGHEST)[..., 0],
         )
 
-    def rows(self, index: Int[Array, "p"]) -> "Seen":
+    def products(
+        self, centre: Float[Array, "D"], basis: Float[Array, "D d"]
+    ) -> tuple[Float[Array, "#b d d"], Float[Array, "b d"], Float[Array, "b"]]:
+        """G, Phi_O'r and ||r||^2 at one component, in the notation of :mod:`geode_jax.math.lowrank`."""
+        if self.whitening is None:
+            shown = self.mask * (self.x - centre)
+            cross = jnp.matmul(shown, basis, precision=HIGHEST)
+            return masked_gram(self.mask, basis), cross, jnp.sum(jnp.square(shown), axis=-1)
+        along = self.whitening(basis[None])
+        shown = self.whitening((self.x - centre)[..., None])
+        gram, cross = (jnp.matmul(jnp.swapaxes(along, 1, 2), part, precision=HIGHEST) for part in (along, shown))
+        return gram, cross[..., 0], jnp.sum(jnp.square(shown[..., 0]), axis=-1)
+
+    def rows(self, index: Int[Array, "p"]) -> "ObservedRows":
         """Some of the rows, in this order."""
         own = index if self.mask.shape[0] > 1 else jnp.zeros(1, int)
         w = self.whitening

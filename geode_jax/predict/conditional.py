@@ -18,7 +18,7 @@ from geode_jax.predict.conditional_moments import conditional_draws, conditional
 from geode_jax.predict.density import density_row_bytes, log_density_by_tree
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.rows import (
-    PARTIAL_DRAWS,
+    CONDITIONAL_DRAWS,
     check_candidates,
     check_draws,
     check_rows,
@@ -258,11 +258,11 @@ def condition(
 ) -> Conditional:
     """The distribution of the missing entries (NaN) of each row of X, (n, D), given the observed ones; any pattern.
 
-    - `num_draws`: posterior draws per tree that are averaged. None: 16.
+    - `num_draws`: posterior draws per tree that are averaged. None: 8.
     - `num_candidates`: nodes per tree that are considered for a row, those that explain it best. None: 6.
 
     Nothing is computed until a method of the result is called.
     """
     posterior, data = check_rows(posterior, X)
-    num_draws = check_draws(num_draws, PARTIAL_DRAWS)
+    num_draws = check_draws(num_draws, CONDITIONAL_DRAWS)
     return Conditional(posterior, data, num_draws, check_candidates(posterior, num_candidates))

@@ -157,7 +157,7 @@ def conditional_summary(
         tree_dictionary, tree_draws = inputs
         candidates = find_candidates(tree_dictionary, tree_draws, seen, num_candidates)
         scores = candidate_scores(tree_dictionary, tree_draws, candidates)
-        mixture = merged_mixture(tree_dictionary, tree_draws, candidates, scores)
+        candidates, mixture = merged_mixture(tree_dictionary, tree_draws, candidates, scores)
         mean, variance = _components(tree_dictionary, candidates, mixture, seen, wanted, levels is not None)
         return mixture.weight.T[..., None], mean, variance
 
@@ -196,10 +196,10 @@ def conditional_draws(
     def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Observed, Array, Array, Array]:
         candidates = find_candidates(*inputs, seen, num_candidates)
         scores = candidate_scores(*inputs, candidates)
-        mixture = merged_mixture(*inputs, candidates, scores)
+        relevant, mixture = merged_mixture(*inputs, candidates, scores)
         moments = _moments(
             mixture.weight.T[..., None],
-            *_components(inputs[0], candidates, mixture, seen, wanted, True),
+            *_components(inputs[0], relevant, mixture, seen, wanted, True),
         )
         return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 

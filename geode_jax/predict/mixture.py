@@ -15,8 +15,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Count, Float, Int
-from geode_jax.math.lowrank import HIGHEST, Observed, latent_given, latent_root, log_marginal
+from geode_jax._typing import Array, Bool, Count, Float, Int
+from geode_jax.math.lowrank import (
+    HIGHEST,
+    Observed,
+    latent_given,
+    latent_root,
+    least_squares,
+    log_marginal,
+    orthonormal,
+    rough_log_marginal,
+)
 from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
@@ -28,6 +37,10 @@ SCREEN_RANK = 16
 # draw, is not evaluated under the draws. This is far more than makes its weight negligible there: under single draws a
 # node of few rows may score much better than at the mean.
 NEGLIGIBLE = 40.0
+# Components of a smaller share of a row's weight, over all draws, are left out of means, variances and quantiles.
+LEAST_SHARE = 1e-7
+# Draws of one pair of row and candidate that are worked on at once: small matrices are fast only in large batches.
+DRAWS_AT_ONCE = 16
 
 
 class Candidates(eqx.Module):
@@ -41,6 +54,10 @@ class Candidates(eqx.Module):
     observed: Observed
     order: Int[Array, "b*M"]
     num_relevant: Int[Array, ""]
+
+    def only(self, is_relevant: Bool[Array, "pairs"]) -> "Candidates":
+        """The same candidates, of which only these pairs are relevant."""
+        return Candidates(self.node, self.observed, jnp.argsort(~is_relevant), jnp.sum(is_relevant))
 
 
 class Mixture(eqx.Module):
@@ -107,28 +124,64 @@ def find_candidates(dictionary: Dictionary, draws: Draw, seen: ObservedRows, num
     ranked with a few directions only.
     """
     num_nodes, parameters = dictionary.tree.num_nodes, _mean_parameters(draws, dictionary)
-    all_nodes = jnp.broadcast_to(jnp.arange(num_nodes), (seen.x.shape[0], num_nodes))
+    every_node = parameters.at(jnp.arange(num_nodes)[None])
     if num_candidates < num_nodes and seen.mask.shape[0] > 1 and dictionary.max_rank >= 2 * SCREEN_RANK:
-        few = eqx.tree_at(lambda it: it.bases, dictionary, dictionary.bases[..., :SCREEN_RANK])
-        roughly = parameters.leading(SCREEN_RANK, dictionary.num_features)
-        rough = _scores(observed_statistics_of(few, seen), roughly.at(all_nodes))
-        node = lax.top_k(rough, num_candidates)[1]
+        node = lax.top_k(_rough_scores(dictionary, parameters, seen), num_candidates)[1]
         observed = observed_statistics_at(dictionary, seen, node)
         scores, distance = _scores_and_distances(observed, parameters.at(node))
     else:
-        node, observed = all_nodes, observed_statistics_of(dictionary, seen)
-        scores, distance = _scores_and_distances(observed, parameters.at(node))
-        if num_candidates < num_nodes:
-            scores, node = lax.top_k(scores, num_candidates)
-            observed, distance = jax.tree.map(
-                lambda leaf: jax.vmap(lambda values, index: values[index])(leaf, node), (observed, distance)
-            )
+        observed = observed_statistics_of(dictionary, seen)
+        scores, distance = _scores_and_distances(observed, every_node)
+        scores, node = lax.top_k(scores, num_candidates)
+        observed, distance = jax.tree.map(partial(_take_nodes, node=node), (observed, distance))
     # with the noise exp(rise) times as large, the log density gains this much where the row is far
     rise = (draws.log_sigma2.max(axis=0) - draws.log_sigma2.mean(axis=0))[jnp.asarray(dictionary.tree.scale)][node]
     gain = 0.5 * (-jnp.expm1(-rise) * distance - rise * observed.num_observed)
     least = scores.max(axis=1, keepdims=True) - NEGLIGIBLE
-    is_negligible = (scores + jnp.maximum(gain, 0.0) < least).reshape(-1)
-    return Candidates(node, observed, jnp.argsort(is_negligible), jnp.sum(~is_negligible))
+    is_relevant = (scores + jnp.maximum(gain, 0.0) >= least).reshape(-1)
+    return Candidates(node, observed, jnp.argsort(~is_relevant), jnp.sum(is_relevant))
+
+
+def _rough_scores(dictionary: Dictionary, parameters: _Parameters, seen: ObservedRows) -> Float[Array, "b K"]:
+    """Log weight plus log density at every node of few directions."""
+    leading = parameters.leading(SCREEN_RANK, dictionary.num_features)
+    few = eqx.tree_at(lambda it: it.bases, dictionary, dictionary.bases[..., :SCREEN_RANK])
+    if seen.whitening is not None and seen.whitening.index.shape[1] >= 2 * dictionary.max_rank:
+        products = _products_in_span(dictionary.bases[0], few, seen)
+    else:
+        products = lax.map(lambda node: seen.products(*node), (few.centres, few.bases))
+    marginal = rough_log_marginal(
+        *products, seen.mask.sum(axis=1), leading.neg_log_u[:, None], leading.log_sigma2[:, None]
+    )
+    return (parameters.log_weights[:, None] + marginal).T
+
+
+def _products_in_span(span: Float[Array, "D q"], few: Dictionary, seen: ObservedRows) -> tuple[Array, Array, Array]:
+    """``seen.products`` at all nodes, with centres and bases projected to the root's centre and `span`, its basis.
+
+    Whitening a vector takes as many multiplications as the square of the observed features. Here only the span is
+    whitened, and nodes have coordinates in it.
+    """
+    span = orthonormal(span)
+    along = jnp.einsum("Dq,kDr->kqr", span, few.bases)
+    centres = jnp.matmul(few.centres - few.centres[0], span)
+    gram, cross, squared = seen.products(few.centres[0], span)
+    # the row's own coordinates, and what of it is off the span
+    own = least_squares(gram, cross)
+    rest = squared - jnp.sum(own * cross, axis=-1)
+    off = own - centres[:, None]
+    pulled = jnp.einsum("bqs,kbs->kbq", gram, off)
+    return (
+        jnp.einsum("kqr,bqks->kbrs", along, jnp.einsum("bqp,kps->bqks", gram, along)),
+        jnp.einsum("kqr,kbq->kbr", along, pulled),
+        rest + jnp.sum(off * pulled, axis=-1),
+    )
+
+
+def _take_nodes(leaf: Array, node: Int[Array, "b M"]) -> Array:
+    """What belongs to each row's nodes, (b, M, ...), of an array of rows and nodes, or of nodes for all rows alike."""
+    row = jnp.arange(node.shape[0])[:, None] if leaf.shape[0] > 1 else jnp.zeros((1, 1), jnp.int32)
+    return leaf[row, node]
 
 
 PairResults = TypeVar("PairResults")
@@ -163,7 +216,11 @@ def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates
 
     def of_pairs(pairs: Array) -> Array:
         node, observed = _at_pairs(candidates, pairs)
-        return lax.map(lambda draw: _scores(observed, _parameters(draw, dictionary).at(node)), draws).T
+
+        def of_draw(draw: Draw) -> Array:
+            return _scores(observed, _parameters(draw, dictionary).at(node))
+
+        return lax.map(of_draw, draws, batch_size=DRAWS_AT_ONCE).T
 
     empty = jnp.full((candidates.node.size, draws.log_joint.shape[0]), -jnp.inf, candidates.observed.residual.dtype)
     return map_relevant(of_pairs, candidates, empty).T.reshape(-1, *candidates.node.shape)
@@ -182,29 +239,42 @@ def _with_mean_noise(dictionary: Dictionary, draws: Draw) -> Draw:
 
 def merged_mixture(
     dictionary: Dictionary, draws: Draw, candidates: Candidates, scores: Float[Array, "T b M"]
-) -> Mixture:
-    """Merge the draws within each candidate node, with the noise variance capped at scales without rows."""
-    log_total = jax.nn.logsumexp(scores, axis=(0, 2), keepdims=True)
-    weights = jnp.exp(scores - log_total).reshape(scores.shape[0], -1)
+) -> tuple[Candidates, Mixture]:
+    """Merge the draws within each candidate node, with the noise variance capped at scales without rows.
+
+    Also returned: the candidates, of which only those with weight are relevant from here on.
+    """
+    shares = jnp.exp(scores - jax.nn.logsumexp(scores, axis=(0, 2), keepdims=True)).reshape(scores.shape[0], -1)
+    candidates = candidates.only(shares.sum(axis=0) > LEAST_SHARE)
     draws, rank, dtype = _with_mean_noise(dictionary, draws), dictionary.max_rank, scores.dtype
+    num_draws = scores.shape[0]
+    at_once = min(num_draws, DRAWS_AT_ONCE)
+    # whole batches of draws, the last one filled up with draws of weight 0
+    batches = jnp.arange(-(-num_draws // at_once) * at_once).reshape(-1, at_once)
+    weights = jnp.where(batches[..., None] < num_draws, shares[jnp.minimum(batches, num_draws - 1)], 0.0)
 
     def of_pairs(pairs: Array) -> tuple[Array, ...]:
         node, observed = _at_pairs(candidates, pairs)
 
-        def add(total: tuple[Array, ...], inputs: tuple[Draw, Array]) -> tuple[tuple[Array, ...], None]:
-            draw, weight = inputs
+        def given(draw: Draw) -> tuple[Array, Array, Array]:
             parameters = _parameters(draw, dictionary).at(node)
-            eta, root = latent_root(observed, parameters.neg_log_u)
-            covariance = jnp.einsum("pki,pkj->pij", root, root, precision=HIGHEST)
-            sigma2 = jnp.exp(parameters.log_sigma2)
+            return *latent_root(observed, parameters.neg_log_u), jnp.exp(parameters.log_sigma2)
+
+        def add(total: tuple[Array, ...], inputs: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
+            index, weight = inputs
+            eta, root, sigma2 = jax.vmap(given)(jax.tree.map(lambda leaf: leaf[index], draws))
+            noise = weight * sigma2
             # about eta0 rather than 0, so that the spread between draws is no small difference of large numbers
             offset = eta - observed.start
-            second = sigma2[:, None, None] * covariance + offset[:, :, None] * offset[:, None, :]
-            terms = (weight, weight[:, None] * offset, weight[:, None, None] * second, weight * sigma2)
+            scaled = jnp.concatenate(
+                [jnp.sqrt(noise)[..., None, None] * root, (jnp.sqrt(weight)[..., None] * offset)[..., None, :]], axis=2
+            )
+            second = jnp.einsum("tpki,tpkj->pij", scaled, scaled, precision=HIGHEST)
+            terms = weight.sum(axis=0), jnp.einsum("tp,tpi->pi", weight, offset), second, noise.sum(axis=0)
             return jax.tree.map(jnp.add, total, terms), None
 
         nothing = tuple(jnp.zeros((pairs.size, *tail), dtype) for tail in ((), (rank,), (rank, rank), ()))
-        (weight, first, second, noise), _ = lax.scan(add, nothing, (draws, weights[:, pairs]))
+        (weight, first, second, noise), _ = lax.scan(add, nothing, (batches, weights[..., pairs]))
         share = 1.0 / jnp.maximum(weight, jnp.finfo(dtype).tiny)
         offset = first * share[:, None]
         covariance = second * share[:, None, None] - offset[:, :, None] * offset[:, None, :]
@@ -219,7 +289,9 @@ def merged_mixture(
         jnp.ones(count, dtype),
     )
     found = map_relevant(of_pairs, candidates, empty)
-    return Mixture(candidates.node, *(leaf.reshape(*candidates.node.shape, *leaf.shape[1:]) for leaf in found))
+    return candidates, Mixture(
+        candidates.node, *(leaf.reshape(*candidates.node.shape, *leaf.shape[1:]) for leaf in found)
+    )
 
 
 @partial(jax.jit, static_argnames="num_candidates")
@@ -248,6 +320,8 @@ def log_densities_partial(
 def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, num_seen: int) -> int:
     """Upper estimate of the bytes a partial row takes in a block; `num_seen` is 0 where the noise is isotropic."""
     rank, features, nodes = dictionary.max_rank, dictionary.num_features, dictionary.tree.num_nodes
-    numbers = 3 * nodes * rank * (rank + 4) + num_candidates * (6 * rank * rank + num_draws)
+    screened = SCREEN_RANK if rank >= 2 * SCREEN_RANK and num_candidates < nodes else rank
+    numbers = nodes * (3 * screened * (screened + 4) + 4 * rank) + num_candidates * (6 * rank * rank + num_draws)
+    numbers += min(num_draws, DRAWS_AT_ONCE) * rank * (rank + 4)  # a quarter of a pair at once
     numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank)
     return dictionary.centres.dtype.itemsize * (numbers + features * (rank + 4 + 4 * num_candidates))

@@ -22,9 +22,10 @@ from geode_jax.rows.frame import to_model
 
 # Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density, or of its
 # missing values, is far below the posterior spread (`python -m benchmarks.thinning`). Every draw of a partial row costs
-# a Cholesky factor per candidate node.
+# a Cholesky factor per candidate node, and where values are filled in also a covariance.
 DENSITY_DRAWS = 200
 PARTIAL_DRAWS = 16
+CONDITIONAL_DRAWS = 8
 CANDIDATES = 6
 # Rows that miss the same features are processed together if there are at least this many of them.
 COMMON_PATTERN = 32
