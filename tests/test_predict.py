@@ -7,12 +7,18 @@ import numpy as np
 import oracle
 import pytest
 from conftest import ANY_NOISE, ANY_NOISE_SLOW
-from scipy import special, stats
+from scipy import linalg, special, stats
 
 import geode_jax
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.math.lowrank import latent_given, log_marginal, rough_log_marginal
 from geode_jax.math.streaming import block_size, map_row_blocks
+from geode_jax.math.whitening import observe_rows
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.statistics import observed_statistics_of
+from geode_jax.model.tree import Tree
 from geode_jax.predict.conditional_moments import _pool
-from geode_jax.predict.mixture import SCREEN_RANK
+from geode_jax.predict.mixture import SCREEN_RANK, _products_in_span
 from geode_jax.predict.rows import CANDIDATES
 
 SEEN = np.array([True, False, True, True, False, True])
@@ -333,3 +339,29 @@ def test_complete_and_partial_rows_keep_their_places(posterior, data):
         alone = geode_jax.log_density_draws(posterior, rows[kind], num_draws=2)
         np.testing.assert_allclose(alone, draws[..., kind], rtol=1e-5)
         np.testing.assert_allclose(geode_jax.intrinsic_dimension(posterior, rows[kind]), dimension[kind], atol=1e-5)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_nodes_in_the_roots_span_are_ranked_by_their_coordinates_there(is_shared):
+    """Whitened products of centres and bases that lie in the span are those of their coordinates; the rough density is
+    the density."""
+    rng = np.random.default_rng(0)
+    span = np.linalg.qr(rng.normal(size=(20, 4)))[0]
+    turns = np.stack([np.eye(4), *(np.linalg.qr(rng.normal(size=(4, 4)))[0] for _ in range(2))])
+    spread = rng.normal(size=(20, 20))
+    root = linalg.sqrtm(np.eye(20) + 0.1 * spread @ spread.T).real
+    with jax_settings(np.float64):
+        tree = Tree(jnp.ones(3, bool), jnp.arange(3) > 0, 1)
+        centres = root @ span @ (turns @ rng.normal(size=4)).T
+        nodes = Dictionary(tree, jnp.asarray(centres.T), jnp.asarray(root @ span @ turns), jnp.full(3, 4))
+        mask = jnp.asarray(rng.random((1 if is_shared else 5, 20)) < 0.6, float)
+        seen = observe_rows(jnp.asarray(rng.normal(size=(5, 20))), mask, jnp.asarray(root), num_seen=20)
+        expected = jax.lax.map(lambda node: seen.products(*node), (nodes.centres, nodes.bases))
+        found = _products_in_span(nodes.bases[0], nodes, seen)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+        neg_log_u, log_sigma2 = jnp.asarray(rng.exponential(size=(3, 4))), jnp.asarray(rng.normal(size=3))
+        observed = observed_statistics_of(nodes, seen)
+        exact = log_marginal(observed, latent_given(observed, neg_log_u[None]), neg_log_u[None], log_sigma2[None])
+        rough = rough_log_marginal(*expected, mask.sum(axis=1), neg_log_u[:, None], log_sigma2[:, None])
+        np.testing.assert_allclose(rough.T, exact, rtol=1e-9)
