@@ -37,8 +37,8 @@ SCREEN_RANK = 16
 # draw, is not evaluated under the draws. This is far more than makes its weight negligible there: under single draws a
 # node of few rows may score much better than at the mean.
 NEGLIGIBLE = 40.0
-# Components of a smaller share of a row's weight, over all draws, are left out of means, variances and quantiles.
-LEAST_SHARE = 1e-7
+# Components of a smaller share of a row's weight, in rounding errors, are left out of means, variances and quantiles.
+LEAST_SHARE = 100.0
 # Draws of one pair of row and candidate that are worked on at once: small matrices are fast only in large batches.
 DRAWS_AT_ONCE = 16
 
@@ -245,7 +245,7 @@ def merged_mixture(
     Also returned: the candidates, of which only those with weight are relevant from here on.
     """
     shares = jnp.exp(scores - jax.nn.logsumexp(scores, axis=(0, 2), keepdims=True)).reshape(scores.shape[0], -1)
-    candidates = candidates.only(shares.sum(axis=0) > LEAST_SHARE)
+    candidates = candidates.only(shares.sum(axis=0) > LEAST_SHARE * jnp.finfo(scores.dtype).eps)
     draws, rank, dtype = _with_mean_noise(dictionary, draws), dictionary.max_rank, scores.dtype
     num_draws = scores.shape[0]
     at_once = min(num_draws, DRAWS_AT_ONCE)
