@@ -46,7 +46,7 @@ def test_estimators_take_calibration_rows(posterior):
     expected = geode_jax.impute(posterior, hidden, interval=0.9, calibration=rows[20:])
     density = geode_jax.GeodeDensity()
     for model in (density, geode_jax.GeodeImputer()):
-        model.posterior_, model.n_features_in_ = posterior, 6
+        model.posterior_, model.n_features_in_, model.has_values_ = posterior, 6, np.ones(6, dtype=bool)
         found = model.impute(hidden, 0.9, calibration=rows[20:])
         for leaf, wanted in zip(found, expected, strict=True):
             np.testing.assert_array_equal(leaf, wanted)

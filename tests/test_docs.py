@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 
 import geode_jax
@@ -14,8 +15,26 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
-def test_readme():
-    result = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+def test_readme(capsys):
+    """Its example runs, and prints what the README shows, up to what another machine's rounding changes."""
+    text = (ROOT / "README.md").read_text()
+    code, shown = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.S).groups()
+    namespace: dict = {}
+    exec(compile(code, "README.md", "exec"), namespace)
+    printed = capsys.readouterr().out
+    words, numbers = r"[A-Za-z_%]+", r"\d+\.\d+|\.\d+|\d+(?=%)"
+    assert re.findall(words, printed) == re.findall(words, shown)
+    ours, theirs = (np.array(re.findall(numbers, text), float) for text in (printed, shown))
+    np.testing.assert_allclose(ours, theirs, rtol=0.05, atol=0.1)
+    assert namespace["model"].novelty(namespace["strange"]).max() < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", ["notebooks/guides/scikit_learn.md", "notebooks/guides/numpyro.md"], ids=lambda page: page[:-3]
+)
+def test_examples(page):
+    result = doctest.testfile(str(ROOT / page), module_relative=False)
     assert result.attempted > 5
     assert result.failed == 0
 

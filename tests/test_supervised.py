@@ -1,6 +1,7 @@
 """GeodeRegressor, GeodeClassifier and GeodeImputer as scikit-learn's users know them, and files of all estimators."""
 
 import pickle
+import warnings
 
 import joblib
 import numpy as np
@@ -141,11 +142,51 @@ def test_imputer(linear, hidden):
     assert error[0] < 0.2 * error[1]
     mean, lower, upper = imputer.impute(frame, interval=0.9)
     np.testing.assert_allclose(mean, filled, rtol=1e-5)
-    assert ((lower <= truth) & (truth <= upper))[~seen].mean() > 0.85
-    assert (upper - lower)[~seen].mean() < 0.5 * np.ptp(truth, axis=0).mean()
+    assert ((lower <= truth) & (truth <= upper)).to_numpy()[~seen].mean() > 0.85
+    assert (upper - lower).to_numpy()[~seen].mean() < 0.5 * np.ptp(truth, axis=0).mean()
     assert imputer.impute_draws(frame, 2).shape == (2, *frame.shape)
     pipeline = make_pipeline(geode_jax.GeodeImputer(**OPTIONS), StandardScaler())
     assert np.isfinite(pipeline.fit_transform(frame)).all()
+
+
+def test_features_without_a_value(hidden, tmp_path):
+    """They are left out or become 0, as in scikit-learn's SimpleImputer; the indicator tells of every hole in fit."""
+    rows = hidden[:60].copy()
+    rows[:, :2] = rows[:, :2][::-1]
+    rows[:, 4] = np.nan
+    rows[:, 5] = np.nan_to_num(rows[:, 5])
+    frame = pd.DataFrame(rows, columns=list("abcdef"))
+    for keep, indicate in ((False, True), (True, False)):
+        options = {"add_indicator": indicate, "keep_empty_features": keep}
+        with pytest.warns(UserWarning, match=r"without any observed value .*\['e'\]"):
+            imputer = geode_jax.GeodeImputer(**OPTIONS, **options).fit(frame)
+        theirs = SimpleImputer(**options).fit(frame)
+        with warnings.catch_warnings(action="ignore"):
+            known = theirs.transform(frame)
+        assert list(imputer.get_feature_names_out()) == list(theirs.get_feature_names_out())
+        filled = imputer.transform(frame)
+        assert filled.shape == known.shape
+        size = frame.shape[1] - (not keep)
+        same = frame[[name for name in frame if keep or name != "e"]].notna().to_numpy()
+        np.testing.assert_array_equal(filled[:, :size][same], known[:, :size][same])
+        np.testing.assert_array_equal(filled[:, size:], known[:, size:])
+        lower = imputer.impute(frame).lower
+        assert list(lower.columns) == list(imputer.get_feature_names_out())[:size]
+        assert (lower.get("e", 0.0) == 0.0).all() if keep else "e" not in lower
+        assert imputer.impute_draws(frame, 2).shape == (2, 60, size)
+        imputer.save(tmp_path / "imputer.npz")
+        loaded = geode_jax.GeodeImputer.load(tmp_path / "imputer.npz")
+        np.testing.assert_array_equal(loaded.transform(frame), filled)
+
+
+def test_an_imputer_of_an_earlier_version(hidden, tmp_path, monkeypatch):
+    """Its file says nothing of empty features: there were none."""
+    imputer = geode_jax.GeodeImputer(**OPTIONS).fit(hidden)
+    monkeypatch.setattr(geode_jax.GeodeImputer, "_saved", geode_jax.GeodeImputer._saved[:2])
+    imputer.save(tmp_path / "old.npz")
+    monkeypatch.undo()
+    loaded = geode_jax.GeodeImputer.load(tmp_path / "old.npz")
+    np.testing.assert_array_equal(loaded.transform(hidden), imputer.transform(hidden))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from geode_jax._files.archive import decode, encode, read_archive, write_archive
 from geode_jax._files.checkpoint import kept_seed
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, KeyArray
+from geode_jax.estimators.frames import check_columns
 from geode_jax.fitting.single import fit_forest
 from geode_jax.fitting.stages import Request
 from geode_jax.forest.forest import Forest
@@ -117,6 +118,10 @@ class GeodeEstimator(BaseEstimator):
             if isinstance(value, list):
                 value = np.asarray(value, dtype=object if name == "feature_names_in_" else None)
             setattr(estimator, name, value)
+        if hasattr(estimator, "n_features_in_"):
+            for name, value in estimator._added_attributes().items():
+                if name not in header["attributes"]:
+                    setattr(estimator, name, value)
         missing = [name for name in cls._saved if name != "feature_names_in_" and not hasattr(estimator, name)]
         if missing:
             raise ValueError(f"attributes are missing: {', '.join(missing)}")
@@ -125,6 +130,10 @@ class GeodeEstimator(BaseEstimator):
             if not is_so:
                 raise ValueError(f"attributes do not belong to the model: expected {words}")
         return estimator
+
+    def _added_attributes(self) -> dict[str, np.ndarray]:
+        """Saved attributes that files of earlier versions lack, and what they were then."""
+        return {}
 
     def _expected(self) -> dict[str, bool]:
         """What must hold of the attributes of a loaded estimator, in words, and whether it does."""
@@ -182,7 +191,13 @@ class GeodeEstimator(BaseEstimator):
     def _fitted(self, X: ArrayLike) -> tuple[Posterior, np.ndarray]:
         """The posterior, and the rows to predict, checked against the features seen in fit."""
         check_is_fitted(self)
+        check_columns(X)
         return self.posterior_, validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
+
+    def _training_rows(self, X: ArrayLike) -> np.ndarray:
+        """The rows to fit, checked; their number of features and names are kept."""
+        check_columns(X)
+        return validate_data(self, X, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
 
     def _fit_key(self) -> KeyArray:
         """Key of a fit: with a checkpoint but no seed, the one that the first such fit drew."""

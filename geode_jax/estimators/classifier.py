@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from geode_jax._checks import check_instance
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import FLOATS, GeodeEstimator
+from geode_jax.estimators.frames import check_columns
 from geode_jax.fitting.classes import fit_classes
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict.classes import class_log_probabilities
@@ -138,6 +139,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit to rows X, (n, D), NaN being missing values, with labels y, (n,)."""
+        check_columns(X)
         data, y = validate_data(self, X, y, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
         check_classification_targets(y)
         check_instance(self.calibrate, "calibrate", bool)

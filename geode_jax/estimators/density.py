@@ -4,11 +4,12 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import DensityMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from geode_jax._checks import check_data, check_integer
 from geode_jax._typing import ArrayLike
-from geode_jax.estimators.base import FLOATS, GeodeEstimator
+from geode_jax.estimators.base import GeodeEstimator
+from geode_jax.estimators.frames import like
 from geode_jax.predict.api import impute, impute_draws, impute_mean, log_density, sample
 from geode_jax.predict.held_out import held_out_log_density
 
@@ -79,7 +80,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Fit to the rows of X, (n, D), NaN being missing values; y is ignored."""
-        data = validate_data(self, X, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
+        data = self._training_rows(X)
         forest, self.posterior_ = self._fit_forest(data)
         self.held_out_scores_ = np.sort(held_out_log_density(forest, self.posterior_))
         return self
@@ -122,15 +123,18 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         below = np.searchsorted(self.held_out_scores_, log_density(posterior, data), side="right")
         return (1 + below) / (1 + self.held_out_scores_.size)
 
-    def sample(self, n_samples: int = 1) -> np.ndarray:
-        """Draw new rows from the posterior predictive, (n_samples, D)."""
-        check_is_fitted(self)
-        return sample(self._key(), self.posterior_, check_integer(n_samples, "n_samples", 1))
+    def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
+        """Draw new rows from the posterior predictive, (n_samples, D).
 
-    def impute(
-        self, X: ArrayLike, interval: float | None = None, calibration: ArrayLike | None = None
-    ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
+        `random_state`: None is that of the estimator, which draws the same rows in every call if it is a number.
+        """
+        check_is_fitted(self)
+        return sample(self._key(random_state), self.posterior_, check_integer(n_samples, "n_samples", 1))
+
+    def impute(self, X: ArrayLike, interval: float | None = None, calibration: ArrayLike | None = None) -> Any:
         """Fill NaN with its conditional mean, (n, D); with `interval` (say 0.95), ``(filled, lower, upper)``.
+
+        Arrays, or frames with the index and columns of X if that is a frame of pandas or polars.
 
         `calibration`: rows that were not in the fit. With them, intervals are calibrated also where whole parts of rows
         are missing together (see :func:`geode_jax.impute`).
@@ -138,10 +142,16 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         if interval is None:
             if calibration is not None:
                 raise ValueError("interval: expected the probability of the intervals to calibrate, got None")
-            return impute_mean(*self._fitted(X))
-        return tuple(impute(*self._fitted(X), interval=interval, calibration=calibration))  # type: ignore[return-value]
+            return like(X, impute_mean(*self._fitted(X)))
+        found = impute(*self._fitted(X), interval=interval, calibration=calibration)
+        return tuple(like(X, values) for values in found)
 
-    def impute_draws(self, X: ArrayLike, n_imputations: int = 5) -> np.ndarray:
-        """Multiple imputation: (n_imputations, n, D), NaN drawn jointly from its conditional distribution."""
+    def impute_draws(
+        self, X: ArrayLike, n_imputations: int = 5, random_state: int | np.random.RandomState | None = None
+    ) -> np.ndarray:
+        """Multiple imputation: (n_imputations, n, D), NaN drawn jointly from its conditional distribution.
+
+        `random_state`: as in :meth:`sample`.
+        """
         posterior, data = self._fitted(X)
-        return impute_draws(self._key(), posterior, data, check_integer(n_imputations, "n_imputations", 1))
+        return impute_draws(self._key(random_state), posterior, data, check_integer(n_imputations, "n_imputations", 1))

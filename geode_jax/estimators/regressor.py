@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import Tags, check_array
-from sklearn.utils.validation import check_consistent_length, column_or_1d, validate_data
+from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from geode_jax._checks import check_integer
 from geode_jax._typing import ArrayLike
@@ -86,7 +86,7 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit to rows X, (n, D), and responses y, (n,) or (n, responses)."""
-        data = validate_data(self, X, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
+        data = self._training_rows(X)
         if y is None:
             raise ValueError("y: GeodeRegressor requires y to be passed, but the target y is None")
         responses = check_array(y, dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y")

@@ -1,0 +1,78 @@
+"""Tables of pandas and polars: columns that are no numbers are named, and tables come out as they went in."""
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+import geode_jax
+from geode_jax.estimators.frames import check_columns, like
+
+OPTIONS = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "depth": 1, "max_rank": 2, "random_state": 0}
+NUMBERS = {"length": [1.0, 2.0, None], "count": [1, 2, 3], "is new": [True, False, True]}
+OTHERS = {
+    "city": ["Rome", "Oslo", None],
+    "day": [datetime.datetime(2026, 1, day) for day in (1, 2, 3)],
+    "span": [datetime.timedelta(hours=hour) for hour in (1, 2, 3)],
+}
+
+
+@pytest.mark.parametrize("library", [pd, pl])
+def test_columns_that_are_no_numbers_are_named(library):
+    frame = library.DataFrame({**NUMBERS, **OTHERS})
+    check_columns(frame[list(NUMBERS)])
+    with pytest.raises(TypeError, match=r"expected columns of numbers, got 'city' .*'day' .*'span' .*leave them"):
+        check_columns(frame)
+    for estimator in (geode_jax.GeodeDensity, geode_jax.GeodeImputer):
+        with pytest.raises(TypeError, match="'city'"):
+            estimator(**OPTIONS).fit(frame)
+    for estimator in (geode_jax.GeodeRegressor, geode_jax.GeodeClassifier):
+        with pytest.raises(TypeError, match="'city'"):
+            estimator(**OPTIONS).fit(frame, [0, 1, 1])
+
+
+def test_numbers_in_columns_of_objects_and_of_pandas_own_types():
+    frame = pd.DataFrame(NUMBERS)
+    check_columns(frame.astype(object))
+    check_columns(frame.astype({"length": "Float64", "count": "Int64", "is new": "boolean"}))
+    check_columns(frame.astype({"count": "category"}))
+    with pytest.raises(TypeError, match="'count' \\(category\\)"):
+        check_columns(frame.assign(count=pd.Categorical(["a", "b", "a"])))
+    many = pd.DataFrame({f"c{number}": ["x"] for number in range(9)})
+    with pytest.raises(TypeError, match=r"'c4' .* and 4 more"):
+        check_columns(many)
+
+
+@pytest.mark.parametrize("library", [pd, pl, None])
+def test_tables_come_out_as_they_went_in(library, data):
+    rows = np.where(np.random.default_rng(0).random(data.shape) < 0.1, np.nan, data)
+    names = list("abcdef")
+    table = rows if library is None else library.DataFrame(rows, **{"columns" if library is pd else "schema": names})
+    if library is pd:
+        table.index = [f"row {number}" for number in range(len(rows))]
+    model = geode_jax.GeodeDensity(**OPTIONS).fit(table)
+    for values in (model.impute(table), *model.impute(table, interval=0.9)):
+        assert type(values) is type(table)
+        assert values.shape == rows.shape
+        if library is not None:
+            assert list(values.columns) == names
+        if library is pd:
+            assert list(values.index) == list(table.index)
+
+
+def test_some_columns():
+    frame = pd.DataFrame(NUMBERS, index=[7, 8, 9])
+    part = like(frame, np.zeros((3, 2)), np.array([0, 2]))
+    assert list(part.columns) == ["length", "is new"]
+    assert list(part.index) == [7, 8, 9]
+
+
+def test_other_seeds_draw_other_rows(data):
+    model = geode_jax.GeodeDensity(**OPTIONS).fit(data)
+    holes = np.where(np.random.default_rng(0).random(data[:5].shape) < 0.3, np.nan, data[:5])
+    for draw in (lambda **seed: model.sample(3, **seed), lambda **seed: model.impute_draws(holes, 2, **seed)):
+        np.testing.assert_array_equal(draw(), draw())
+        np.testing.assert_array_equal(draw(random_state=1), draw(random_state=1))
+        assert not np.array_equal(draw(), draw(random_state=1))
