@@ -14,6 +14,7 @@ from benchmarks import (
     choices,
     compile_time,
     contention,
+    coverage,
     devices,
     digits_density,
     dimension,
@@ -36,6 +37,7 @@ from benchmarks import (
     scaling,
     scenarios,
     smoothness,
+    soak,
     stage_one,
     sweep,
     swiss_roll,
@@ -249,6 +251,38 @@ def test_dimension():
     row, *theirs = dimension.main(["--quick"])
     assert row["right"] > 0.9
     assert all(row["whole"] > 0 for row in theirs)
+
+
+@pytest.mark.slow
+def test_coverage():
+    (row,) = coverage.main(["--quick"])
+    assert 0.8 < row["coverage"] < 1.0
+
+
+def test_who_misses_what():
+    train, truth, holes = coverage.KINDS["missing by an observed feature"](np.random.default_rng(0))
+    assert not np.isnan(truth).any()
+    assert 0.2 < np.isnan(train).mean() < 0.3
+    hidden = np.isnan(holes).any(axis=1)
+    assert truth[hidden, 0].min() >= truth[~hidden, 0].max()
+
+
+@pytest.mark.slow
+def test_soak(capsys):
+    rows = soak.main(["--quick"])
+    assert sum(row["fits"] for row in rows) == 3
+    assert sum(row["predictions"] for row in rows) > 20
+    assert not any(row["breaches"] for row in rows), capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_soak_sees_a_breach(monkeypatch, capsys):
+    """An answer that is not finite is kept with its seed."""
+    honest = geode_jax.log_density
+    monkeypatch.setattr(geode_jax, "log_density", lambda *given, **more: honest(*given, **more) * np.nan)
+    rows = soak.main(["--quick"])
+    assert any({"seed": 0, "what": "density, near"} in row["cases"] for row in rows)
+    assert "density, near: broken" in capsys.readouterr().out
 
 
 @pytest.mark.slow

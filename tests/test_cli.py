@@ -12,7 +12,7 @@ import pytest
 
 import geode_jax
 from geode_jax.cli.commands import _table, parser, run
-from geode_jax.cli.tables import SUFFIXES, TableError, new_table, open_table
+from geode_jax.cli.tables import SUFFIXES, Choice, TableError, new_table, open_table
 from geode_jax.gibbs.run import _Run
 
 FIT = ["--trees", "1", "--warmup", "10", "--draws", "10", "--seed", "0", "--quiet"]
@@ -247,3 +247,32 @@ def test_version(capsys):
         run(["--version"])
     assert stop.value.code == 0
     assert capsys.readouterr().out.strip() == f"geode_jax {geode_jax.__version__}"
+
+
+def test_some_columns_and_an_index(folder, capsys, data):
+    """Tables as pandas writes them, with text beside the numbers: what is chosen is what the model knows."""
+    model, out = str(folder / "model.npz"), folder / "chosen.csv"
+    numbers = pd.DataFrame(data[:9], columns=NAMES)
+    frame = numbers.set_index([[f"row {number}" for number in range(9)]])
+    frame.insert(0, "city", "Rome")
+
+    def score(path, *options):
+        status = run(["score", model, str(path), str(out), "--quiet", *options])
+        return status, capsys.readouterr().err
+
+    for suffix, write in ((".csv", frame.to_csv), (".parquet", frame.to_parquet)):
+        path = folder / f"frame{suffix}"
+        write(path)
+        assert score(path, "--columns", ",".join(NAMES)) == (0, "")
+        assert len(_read(out)) == 9
+        assert "expected different names" in score(path, "--columns", f"{NAMES[0]},{NAMES[0]}")[1]
+        assert "found no 'village'" in score(path, "--columns", "village")[1]
+    numbers.to_csv(path := folder / "numbered.csv")
+    assert "pass --index" in score(path)[1]
+    assert score(path, "--index") == (0, "")
+    np.testing.assert_array_equal(open_table(path, 4, choice=Choice(has_index=True)).whole(), numbers)
+    np.save(path := folder / "numbered.npy", numbers.reset_index())
+    assert score(path, "--index") == (0, "")
+    assert "leave out --columns" in score(path, "--columns", "a")[1]
+    np.save(path, np.arange(3.0)[:, None])
+    assert "beside the index" in score(path, "--index")[1]

@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from geode_jax._version import __version__
-from geode_jax.cli.tables import Table, TableError, TextFormat, new_table, open_table
+from geode_jax.cli.tables import Choice, Table, TableError, TextFormat, new_table, open_table
 from geode_jax.demo import digits
 from geode_jax.estimators.density import GeodeDensity
 
@@ -101,7 +101,7 @@ def _share(text: str) -> float:
 def _add_fit(commands: Any) -> None:
     command = _command(commands, "fit", _fit, "fit a density to a table and save the model")
     command.add_argument("data", type=Path, help="table of training rows")
-    _add_text_format(command)
+    _add_table_format(command)
     command.add_argument("model", type=Path, help="where to save the model, an .npz file without pickle")
     command.add_argument("--seed", type=int, default=None, help="decides everything random (default: none)")
     defaults = GeodeDensity().get_params()
@@ -151,8 +151,10 @@ def _fit(options: argparse.Namespace) -> int:
     return INTERRUPTED
 
 
-def _add_text_format(command: Any) -> None:
-    """Arguments that say how a text file holds numbers."""
+def _add_table_format(command: Any) -> None:
+    """Arguments that say which columns of a file are the table, and how a text file holds numbers."""
+    command.add_argument("--columns", metavar="A,B,...", help="names of the columns to use, in order (default: all)")
+    command.add_argument("--index", action="store_true", help="leave out the first column, which only numbers the rows")
     command.add_argument("--delimiter", metavar="C", help="between cells (default: a tab in .tsv files, else a comma)")
     command.add_argument("--decimal", default=".", metavar="C", help="decimal sign in text files (default: a point)")
     command.add_argument(
@@ -167,7 +169,11 @@ def _table(options: argparse.Namespace, chunk: int) -> Table:
     for name, given in (("delimiter", delimiter or ","), ("decimal", options.decimal)):
         if len(given) != 1:
             raise TableError(f"--{name}: expected one character, got {given!r}")
-    return open_table(options.data, chunk, TextFormat(delimiter, options.decimal, options.header))
+    columns = None if options.columns is None else tuple(name.strip() for name in options.columns.split(","))
+    if columns is not None and len(set(columns)) < len(columns):
+        raise TableError(f"--columns: expected different names, got {options.columns!r}")
+    choice = Choice(columns, options.index)
+    return open_table(options.data, chunk, TextFormat(delimiter, options.decimal, options.header), choice)
 
 
 def _check_place(path: Path) -> None:
@@ -208,7 +214,7 @@ def _add_stream(command: Any, data: str, output: str) -> None:
     command.add_argument("model", type=Path, help="a model saved by fit")
     command.add_argument("data", type=Path, help=data)
     command.add_argument("output", type=Path, help=output)
-    _add_text_format(command)
+    _add_table_format(command)
     command.add_argument("--chunk", type=_positive, default=1000, metavar="ROWS", help="rows at a time (default: 1000)")
     command.add_argument("--quiet", action="store_true", help="no progress bar")
 

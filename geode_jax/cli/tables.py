@@ -18,6 +18,9 @@ _MISSING = frozenset(
     ["", "?", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none"]  # and what C libraries print for NaN
 ).union(["1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"])
 
+# What pandas calls the index in .csv and .parquet files.
+_NO_NAMES = ("", "__index_level_0__")
+
 Write = Callable[[np.ndarray], None]
 
 
@@ -52,16 +55,43 @@ class TextFormat(NamedTuple):
     has_header: bool | None = None
 
 
-def open_table(path: Path, chunk: int, text: TextFormat | None = None) -> Table:
+class Choice(NamedTuple):
+    """Which columns of a file are the table: those of these `names`, in this order (None: all).
+
+    `has_index`: whether the first column numbers or names the rows, and is left out.
+    """
+
+    names: tuple[str, ...] | None = None
+    has_index: bool = False
+
+    def positions(self, names: list[str] | None, width: int, path: Path) -> list[int]:
+        """Positions of the chosen columns among `width`, of these names. Raises TableError where there are none."""
+        if self.names is not None:
+            if names is None:
+                raise TableError(f"{path}: expected names of columns to choose from, found none; leave out --columns")
+            unknown = [name for name in self.names if name not in names]
+            if unknown:
+                raise TableError(f"{path}: expected the columns {', '.join(self.names)}, found no {unknown[0]!r}")
+            return [names.index(name) for name in self.names]
+        if names is not None and names[0] in _NO_NAMES and not self.has_index:
+            raise TableError(
+                f"{path}: the first column has no name of its own; pass --index if it only numbers the rows"
+            )
+        if self.has_index and width < 2:
+            raise TableError(f"{path}: expected columns beside the index, found none")
+        return list(range(self.has_index, width))
+
+
+def open_table(path: Path, chunk: int, text: TextFormat | None = None, choice: Choice | None = None) -> Table:
     """The table of a file, in chunks of at most `chunk` rows. Raises TableError, also while chunks are read."""
-    text = text or TextFormat()
+    text, choice = text or TextFormat(), choice or Choice()
     suffix = _suffix(path)
     with _blaming(path):
         if suffix in (".csv", ".tsv"):
             delimiter = text.delimiter or ("\t" if suffix == ".tsv" else ",")
-            table = _read_text(path, chunk, text._replace(delimiter=delimiter))
+            table = _read_text(path, chunk, text._replace(delimiter=delimiter), choice)
         else:
-            table = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}[suffix](path, chunk)
+            table = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}[suffix](path, chunk, choice)
     if table.num_rows == 0:
         raise TableError(f"{path}: expected rows, got none")
     return table._replace(chunks=_blamed(table.chunks, path))
@@ -100,25 +130,26 @@ def _suffix(path: Path) -> str:
     return suffix
 
 
-def _read_npy(path: Path, chunk: int) -> Table:
-    return _array_table(np.load(path, mmap_mode="r", allow_pickle=False), path, chunk)
+def _read_npy(path: Path, chunk: int, choice: Choice) -> Table:
+    return _array_table(np.load(path, mmap_mode="r", allow_pickle=False), path, chunk, choice)
 
 
-def _read_npz(path: Path, chunk: int) -> Table:
+def _read_npz(path: Path, chunk: int, choice: Choice) -> Table:
     with np.load(path, allow_pickle=False) as file:
         if "X" not in file.files and len(file.files) != 1:
             raise TableError(f"{path}: expected one array, or one called X, got {', '.join(file.files) or 'none'}")
-        return _array_table(file["X" if "X" in file.files else file.files[0]], path, chunk)
+        return _array_table(file["X" if "X" in file.files else file.files[0]], path, chunk, choice)
 
 
-def _array_table(array: np.ndarray, path: Path, chunk: int) -> Table:
+def _array_table(array: np.ndarray, path: Path, chunk: int, choice: Choice) -> Table:
     if array.ndim != 2 or array.dtype.kind not in "fiub":
         raise TableError(f"{path}: expected numbers of shape (n, D), got {array.dtype} of shape {array.shape}")
     rows = array.shape[0]
+    array = array[:, choice.positions(None, array.shape[1], path)[0] :]
     return Table(rows, None, (np.asarray(array[first : first + chunk]) for first in range(0, rows, chunk)))
 
 
-def _read_text(path: Path, chunk: int, text: TextFormat) -> Table:
+def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Table:
     with open(path, newline="", encoding="utf-8-sig") as file:
         lines = _lines(file, text)
         first = next(lines, None)
@@ -130,17 +161,20 @@ def _read_text(path: Path, chunk: int, text: TextFormat) -> Table:
     if names is not None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise TableError(f"{path}, line 1: expected a different name for every column, got {twice!r} twice")
+    chosen = choice.positions(names, len(first), path)
 
     def chunks() -> Iterator[np.ndarray]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = _lines(file, text)
             if has_names:
                 next(lines)
-            rows = (_numbers(row, len(first), f"{path}, line {lines.line_num}", names, text) for row in lines if row)
+            rows = (
+                _numbers(row, first, chosen, f"{path}, line {lines.line_num}", has_names, text) for row in lines if row
+            )
             while part := list(itertools.islice(rows, chunk)):
                 yield np.array(part)
 
-    return Table(num_lines - has_names, names, chunks())
+    return Table(num_lines - has_names, [names[at] for at in chosen] if names is not None else None, chunks())
 
 
 def _lines(file: Any, text: TextFormat) -> Any:
@@ -152,7 +186,7 @@ def _has_names(first: Sequence[str], path: Path, text: TextFormat) -> bool:
     if text.has_header is not None:
         return text.has_header
     numbers = [_number(cell, text.decimal) for cell in first]
-    if all(number is None for number in numbers):
+    if all(number is None or not cell.strip() for cell, number in zip(first, numbers, strict=True)) and any(first):
         _check_delimiter(first, path, text)
         return True
     if any(number is None for number in numbers):
@@ -199,26 +233,30 @@ def _number(cell: str, decimal: str) -> float | None:
         return None
 
 
-def _numbers(row: Sequence[str], width: int, where: str, names: list[str] | None, text: TextFormat) -> list[float]:
-    if len(row) != width:
-        raise TableError(f"{where}: expected {width} cells, got {len(row)}")
+def _numbers(
+    row: Sequence[str], first: Sequence[str], chosen: list[int], where: str, has_names: bool, text: TextFormat
+) -> list[float]:
+    """The numbers in the chosen columns of a row; `first` is the first row."""
+    if len(row) != len(first):
+        raise TableError(f"{where}: expected {len(first)} cells, got {len(row)}")
     found: list[float] = []
-    for column, cell in enumerate(row):
-        value = _number(cell, text.decimal)
+    for column in chosen:
+        value = _number(row[column], text.decimal)
         if value is None:
-            which = f"column {column + 1}" if names is None else f"column {names[column]!r}"
-            raise TableError(f"{where}, {which}: expected a number or nothing, got {cell!r}")
+            which = f"column {first[column].strip()!r}" if has_names else f"column {column + 1}"
+            raise TableError(f"{where}, {which}: expected a number or nothing, got {row[column]!r}")
         found.append(value)
     return found
 
 
-def _read_parquet(path: Path, chunk: int) -> Table:
+def _read_parquet(path: Path, chunk: int, choice: Choice) -> Table:
     file = _parquet().ParquetFile(path)
-    names = file.schema_arrow.names
+    every = file.schema_arrow.names
+    names = [every[at] for at in choice.positions(every, len(every), path)]
 
     def chunks() -> Iterator[np.ndarray]:
-        for batch in file.iter_batches(batch_size=chunk):
-            columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
+        for batch in file.iter_batches(batch_size=chunk, columns=names):
+            columns = [batch.column(name).to_numpy(zero_copy_only=False) for name in names]
             for name, column in zip(names, columns, strict=True):
                 if column.dtype.kind not in "fiub":
                     raise TableError(f"{path}, column {name!r}: expected numbers, got {column.dtype}")

@@ -1,0 +1,98 @@
+"""Do 95% intervals hold the truth in 95% of cases? Heavy tails, missing by what is seen, fewer rows than columns.
+
+Twenty data sets of each kind, 400 rows for training (60 where they are fewer than the columns) and 200 new ones. Hidden
+values of new rows are compared with their intervals; the standard error is that over the data sets. Where values are
+missing by what is seen, training rows miss them too. Values that are missing *because* of what they are, last, are what
+no method covers that sees only the data: the row says by how much.
+
+python -m benchmarks.coverage [--quick]
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import geode_jax
+from benchmarks.common import write_result
+from benchmarks.tables import load, table
+
+NUM_SEEDS, NUM_NEW, LEVEL = 20, 200, 0.95
+Sets = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def factors(rng: np.random.Generator, num_rows: int, num_features: int, tail: float | None = None) -> np.ndarray:
+    """Three factors and noise; with `tail`, each row times a factor that makes it Student's t of that many degrees."""
+    loadings = np.random.default_rng(rng.integers(2**31)).normal(size=(3, num_features))
+    x = rng.normal(size=(num_rows, 3)) @ loadings + 0.3 * rng.normal(size=(num_rows, num_features))
+    return x if tail is None else x / np.sqrt(rng.chisquare(tail, size=(num_rows, 1)) / tail)
+
+
+def at_random(rng: np.random.Generator, x: np.ndarray, num_train: int, share: float) -> Sets:
+    """Training rows complete; a share of the new rows' values hidden at random."""
+    new = x[num_train:]
+    return x[:num_train], new, np.where(rng.random(new.shape) < share, np.nan, new)
+
+
+def by(x: np.ndarray, column: int, num_train: int) -> Sets:
+    """The last half of the features is hidden in rows where a column is above its median."""
+    holes = x.copy()
+    holes[np.ix_(x[:, column] > np.median(x[:, column]), np.arange(x.shape[1]) >= x.shape[1] // 2)] = np.nan
+    return holes[:num_train], x[num_train:], holes[num_train:]
+
+
+KINDS: dict[str, Callable[[np.random.Generator], Sets]] = {
+    "heavy tails (t, 3 degrees)": lambda rng: at_random(rng, factors(rng, 400 + NUM_NEW, 10, 3.0), 400, 0.3),
+    "missing by an observed feature": lambda rng: by(factors(rng, 400 + NUM_NEW, 10), 0, 400),
+    "60 rows, 100 features": lambda rng: at_random(rng, factors(rng, 60 + NUM_NEW, 100), 60, 0.5),
+    "missing by the hidden value": lambda rng: by(factors(rng, 400 + NUM_NEW, 10), 9, 400),
+}
+
+
+def measure(kind: str, seed: int, quick: bool) -> dict[str, Any]:
+    train, truth, holes = KINDS[kind](np.random.default_rng([seed, list(KINDS).index(kind)]))
+    options: dict[str, Any] = {}
+    if quick:
+        options["sampler"] = geode_jax.SamplerSettings(num_warmup=20, num_samples=20)
+        options["dictionary"] = geode_jax.DictionarySettings(num_trees=1)
+    posterior = geode_jax.fit(jax.random.key(seed), train, **options)
+    _, lower, upper = geode_jax.impute(posterior, holes, interval=LEVEL)
+    hidden = np.isnan(holes)
+    inside = ((lower <= truth) & (truth <= upper))[hidden]
+    width = np.median((upper - lower)[hidden])
+    return {"data": kind, "seed": seed, "coverage": float(inside.mean()), "median width": float(width)}
+
+
+def tables() -> list[str]:
+    record = load("coverage")
+    lines = []
+    for kind in dict.fromkeys(row["data"] for row in record["rows"]):
+        found = np.array([row["coverage"] for row in record["rows"] if row["data"] == kind])
+        error = found.std(ddof=1) / np.sqrt(found.size)
+        lines.append([kind, str(found.size), f"{found.mean():.1%}", f"{error:.1%}", f"{found.min():.1%}"])
+    return [
+        f"**Coverage of 95% intervals**, `{record['command']}`: share of hidden values of new rows that are in their"
+        " intervals, over data sets with three factors and noise:",
+        "",
+        *table(["", "data sets", "coverage", "standard error", "the lowest"], lines),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    options = parser.parse_args(arguments)
+    rows: list[dict[str, Any]] = []
+    for kind in list(KINDS)[: 1 if options.quick else None]:
+        for seed in range(1 if options.quick else NUM_SEEDS):
+            rows.append(measure(kind, seed, options.quick))
+            print(rows[-1], flush=True)
+    if not options.quick:
+        write_result("coverage", {"level": LEVEL}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
