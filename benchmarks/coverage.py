@@ -2,8 +2,10 @@
 
 Twenty data sets of each kind, 400 rows for training (60 where they are fewer than the columns) and 200 new ones. Hidden
 values of new rows are compared with their intervals; the standard error is that over the data sets. Where values are
-missing by what is seen, training rows miss them too. Values that are missing *because* of what they are, last, are what
-no method covers that sees only the data: the row says by how much.
+missing by what is seen, half of the features are hidden with a probability that rises with another one, in training
+too. The last two kinds are limits. Beyond a threshold: where that other feature is above its median they are never
+seen, so that all is extrapolation. By the hidden value: the probability rises with one of the hidden features, which
+no method can know that sees only the data.
 
 python -m benchmarks.coverage [--quick]
 """
@@ -14,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy import special
 
 import geode_jax
 from benchmarks.common import write_result
@@ -36,18 +39,22 @@ def at_random(rng: np.random.Generator, x: np.ndarray, num_train: int, share: fl
     return x[:num_train], new, np.where(rng.random(new.shape) < share, np.nan, new)
 
 
-def by(x: np.ndarray, column: int, num_train: int) -> Sets:
-    """The last half of the features is hidden in rows where a column is above its median."""
+def by(rng: np.random.Generator, x: np.ndarray, column: int, num_train: int, steepness: float) -> Sets:
+    """The last half of the features is hidden with a probability that rises with a column, 1/2 at its median."""
+    above = (x[:, column] - np.median(x[:, column])) / x[:, column].std()
     holes = x.copy()
-    holes[np.ix_(x[:, column] > np.median(x[:, column]), np.arange(x.shape[1]) >= x.shape[1] // 2)] = np.nan
+    holes[np.ix_(rng.random(len(x)) < special.expit(steepness * above), np.arange(x.shape[1]) >= x.shape[1] // 2)] = (
+        np.nan
+    )
     return holes[:num_train], x[num_train:], holes[num_train:]
 
 
 KINDS: dict[str, Callable[[np.random.Generator], Sets]] = {
     "heavy tails (t, 3 degrees)": lambda rng: at_random(rng, factors(rng, 400 + NUM_NEW, 10, 3.0), 400, 0.3),
-    "missing by an observed feature": lambda rng: by(factors(rng, 400 + NUM_NEW, 10), 0, 400),
+    "missing by an observed feature": lambda rng: by(rng, factors(rng, 400 + NUM_NEW, 10), 0, 400, 2.0),
     "60 rows, 100 features": lambda rng: at_random(rng, factors(rng, 60 + NUM_NEW, 100), 60, 0.5),
-    "missing by the hidden value": lambda rng: by(factors(rng, 400 + NUM_NEW, 10), 9, 400),
+    "never seen beyond a threshold": lambda rng: by(rng, factors(rng, 400 + NUM_NEW, 10), 0, 400, 1e9),
+    "missing by the hidden value": lambda rng: by(rng, factors(rng, 400 + NUM_NEW, 10), 9, 400, 2.0),
 }
 
 

@@ -41,7 +41,7 @@ def rows_of(name: str, folder: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Training rows and others."""
     read: dict[str, Callable[[], np.ndarray]] = {
         "iris": lambda: load_iris().data,
-        "digits": lambda: load_digits().data,
+        "digits": lambda: load_digits().data + np.random.default_rng(0).random((1797, 64)),
         "Frey faces": lambda: load_frey(folder)[np.random.default_rng(0).permutation(1965)[:1428]],
         "China, 18 x 18, colour": lambda: np.concatenate(patches(load_sample_image("china.jpg"), 18, 2500, 214)),
         "curved sheet": curved_sheet,

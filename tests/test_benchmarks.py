@@ -260,11 +260,13 @@ def test_coverage():
 
 
 def test_who_misses_what():
-    train, truth, holes = coverage.KINDS["missing by an observed feature"](np.random.default_rng(0))
-    assert not np.isnan(truth).any()
-    assert 0.2 < np.isnan(train).mean() < 0.3
-    hidden = np.isnan(holes).any(axis=1)
-    assert truth[hidden, 0].min() >= truth[~hidden, 0].max()
+    for kind, is_cut in (("missing by an observed feature", False), ("never seen beyond a threshold", True)):
+        train, truth, holes = coverage.KINDS[kind](np.random.default_rng(0))
+        assert not np.isnan(truth).any()
+        assert 0.2 < np.isnan(train).mean() < 0.3
+        hidden = np.isnan(holes).any(axis=1)
+        assert truth[hidden, 0].mean() > truth[~hidden, 0].mean()
+        assert (truth[hidden, 0].min() >= truth[~hidden, 0].max()) == is_cut
 
 
 @pytest.mark.slow
@@ -273,6 +275,15 @@ def test_soak(capsys):
     assert sum(row["fits"] for row in rows) == 3
     assert sum(row["predictions"] for row in rows) > 20
     assert not any(row["breaches"] for row in rows), capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1075])
+def test_cases_that_once_broke_the_contract(seed):
+    """1075: variances beyond what float32 resolves, so that a Cholesky factor of observed features did not exist."""
+    _, fit, found = soak.run_case(seed)
+    assert fit == "fitted"
+    assert {what for _, what in found} == {"kept"}
 
 
 @pytest.mark.slow

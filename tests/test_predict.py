@@ -11,7 +11,7 @@ from scipy import linalg, special, stats
 
 import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
-from geode_jax.math.lowrank import latent_given, log_marginal, rough_log_marginal
+from geode_jax.math.lowrank import latent_given, log_marginal, posterior_system, rough_log_marginal
 from geode_jax.math.streaming import block_size, map_row_blocks
 from geode_jax.math.whitening import observe_rows
 from geode_jax.model.dictionary import Dictionary
@@ -339,6 +339,22 @@ def test_complete_and_partial_rows_keep_their_places(posterior, data):
         alone = geode_jax.log_density_draws(posterior, rows[kind], num_draws=2)
         np.testing.assert_allclose(alone, draws[..., kind], rtol=1e-5)
         np.testing.assert_allclose(geode_jax.intrinsic_dimension(posterior, rows[kind]), dimension[kind], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_factors_exist_for_variances_beyond_the_precision(dtype):
+    """Fewer observed features than directions, and variances up to 1e12 times the noise: rounding may not decide."""
+    rng = np.random.default_rng(0)
+    with jax_settings(dtype):
+        basis = jnp.asarray(rng.normal(size=(50, 3, 8)), dtype)
+        gram = jnp.einsum("bDi,bDj->bij", basis, basis)
+        for power in range(0, 13, 3):
+            neg_log_u = jnp.full((50, 8), np.log1p(10.0**power), dtype)
+            assert jnp.isfinite(posterior_system(gram, neg_log_u)[1]).all()
+            rough = rough_log_marginal(
+                gram, basis[:, 0], jnp.ones(50, dtype), jnp.ones(50, dtype), neg_log_u, neg_log_u[:, 0]
+            )
+            assert jnp.isfinite(rough).all()
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

@@ -10,7 +10,9 @@ and with v = eta0 - eta* the quadratic form is a sum of terms that are not large
     r'(Phi_O diag(s) Phi_O' + I)^{-1} r = ||e0||^2 + 2 v'Phi_O'e0 + v'G v + eta*' diag(1/s) eta*,
 
 where ``||r||^2 - C'(..)C`` (Woodbury as usually written) subtracts two large terms. The form is stationary at eta*, so
-the rounding error of eta* enters squared. M has eigenvalues of at least 1: its Cholesky factor always exists.
+the rounding error of eta* enters squared. M has eigenvalues of at least 1, but where s is beyond the precision's
+resolution the rounding error of G counts for more than that. So G's diagonal is raised by as little as that error may
+be, and the Cholesky factor of M always exists.
 
 On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the calling
 thread. Two calls that do not depend on each other may run at once, block all threads of a small pool, and deadlock
@@ -163,8 +165,15 @@ def posterior_system(
 ) -> tuple[Float[Array, "*#batch d"], Float[Array, "*#batch d d"]]:
     """(a, Cholesky factor of M), with s = expm1(-log u)."""
     amplitude = jnp.sqrt(jnp.expm1(neg_log_u))
-    scaled = amplitude[..., :, None] * gram * amplitude[..., None, :]
-    return amplitude, _cholesky(scaled + jnp.eye(amplitude.shape[-1], dtype=amplitude.dtype))
+    return amplitude, _cholesky(_system(gram, amplitude))
+
+
+def _system(gram: Float[Array, "*#batch d d"], amplitude: Float[Array, "*#batch d"]) -> Float[Array, "*#batch d d"]:
+    """M, with G's diagonal raised by the rounding error that a sum of products may have."""
+    rank, dtype = amplitude.shape[-1], amplitude.dtype
+    identity = jnp.eye(rank, dtype=dtype)
+    raised = gram * (1.0 + (4 + rank) * jnp.finfo(dtype).eps * identity)
+    return amplitude[..., :, None] * raised * amplitude[..., None, :] + identity
 
 
 def latent_given(observed: Observed, neg_log_u: Float[Array, "*#batch d"]) -> Latent:
@@ -186,9 +195,9 @@ def rough_log_marginal(
     """
     amplitude = jnp.sqrt(jnp.expm1(neg_log_u))
     row = amplitude * cross
-    system = amplitude[..., :, None] * gram * amplitude[..., None, :] + jnp.eye(row.shape[-1], dtype=row.dtype)
-    system = jnp.broadcast_to(system, (*row.shape, row.shape[-1]))
-    last = jnp.concatenate([row, 1.0 + jnp.sum(jnp.square(row), axis=-1, keepdims=True)], axis=-1)
+    system = jnp.broadcast_to(_system(gram, amplitude), (*row.shape, row.shape[-1]))
+    # any corner above ||a C||^2 has a factor, as M is at least 1; twice that is so in spite of rounding
+    last = jnp.concatenate([row, 1.0 + 2.0 * jnp.sum(jnp.square(row), axis=-1, keepdims=True)], axis=-1)
     bordered = jnp.concatenate([jnp.concatenate([system, row[..., None]], axis=-1), last[..., None, :]], axis=-2)
     factor = _cholesky(bordered)
     log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)[..., :-1]), axis=-1)
