@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import geode_jax
 from benchmarks import (
     candidates,
     choices,
