@@ -53,6 +53,23 @@ def unordered_pairs(jaxpr):
     return count, pairs
 
 
+def test_no_product_is_rounded_to_ten_bits(arguments):
+    """A GPU multiplies float32 matrices with 10-bit mantissas unless told otherwise (HIGHEST)."""
+    summary = functools.partial(
+        conditional_moments.conditional_summary, features=None, num_candidates=3, levels=(0.05, 0.95)
+    )
+    dictionary, _, seen = arguments
+    tree = jax.tree.map(lambda leaf: leaf[0], dictionary)
+    programs = (
+        (summary, arguments),
+        (functools.partial(mixture.log_density_partial, num_candidates=3), arguments),
+        (mixture._products_in_span, (tree.bases[0], tree, seen)),
+    )
+    for program, given in programs:
+        text = str(jax.make_jaxpr(program)(*given))
+        assert text.count("dot_general[") == text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") > 0
+
+
 @pytest.fixture(params=[None, 6], ids=["isotropic", "shaped"])
 def arguments(posterior, request):
     with jax_settings(posterior.dtype):

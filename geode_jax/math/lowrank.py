@@ -202,8 +202,7 @@ def rough_log_marginal(
     factor = _cholesky(bordered)
     log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)[..., :-1]), axis=-1)
     quadratic = squared_norm - jnp.sum(jnp.square(factor[..., -1, :-1]), axis=-1)
-    log_two_pi = jnp.log(2 * jnp.pi).astype(log_sigma2.dtype)
-    return -0.5 * (num_observed * (log_two_pi + log_sigma2) + log_det + jnp.exp(-log_sigma2) * quadratic)
+    return _log_normal(quadratic, log_det, num_observed, log_sigma2)
 
 
 def latent_from(
@@ -242,7 +241,10 @@ def log_marginal(
     prior_term = jnp.sum(jnp.where(snr > 0, jnp.square(latent.mean) / jnp.where(snr > 0, snr, 1.0), 0.0), axis=-1)
     bend = jnp.einsum("...i,...ij,...j->...", off, observed.gram, off, precision=HIGHEST)
     quadratic = observed.residual + 2.0 * jnp.sum(off * observed.remainder, axis=-1) + bend + prior_term
+    return _log_normal(quadratic, latent.log_det, observed.num_observed, log_sigma2)
+
+
+def _log_normal(quadratic: Array, log_det: Array, num_observed: Array, log_sigma2: Array) -> Array:
+    """Log density of a normal of covariance sigma2 C; `quadratic` and `log_det` are those of C."""
     log_two_pi = jnp.log(2 * jnp.pi).astype(log_sigma2.dtype)
-    return -0.5 * (
-        observed.num_observed * (log_two_pi + log_sigma2) + latent.log_det + jnp.exp(-log_sigma2) * quadratic
-    )
+    return -0.5 * (num_observed * (log_two_pi + log_sigma2) + log_det + jnp.exp(-log_sigma2) * quadratic)

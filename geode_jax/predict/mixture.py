@@ -55,9 +55,10 @@ class Candidates(eqx.Module):
     order: Int[Array, "b*M"]
     num_relevant: Int[Array, ""]
 
-    def only(self, is_relevant: Bool[Array, "pairs"]) -> "Candidates":
-        """The same candidates, of which only these pairs are relevant."""
-        return Candidates(self.node, self.observed, jnp.argsort(~is_relevant), jnp.sum(is_relevant))
+    @classmethod
+    def of(cls, node: Int[Array, "b M"], observed: Observed, is_relevant: Bool[Array, "pairs"]) -> "Candidates":
+        """Candidates of which these pairs are relevant."""
+        return cls(node, observed, jnp.argsort(~is_relevant), jnp.sum(is_relevant))
 
 
 class Mixture(eqx.Module):
@@ -139,7 +140,7 @@ def find_candidates(dictionary: Dictionary, draws: Draw, seen: ObservedRows, num
     gain = 0.5 * (-jnp.expm1(-rise) * distance - rise * observed.num_observed)
     least = scores.max(axis=1, keepdims=True) - NEGLIGIBLE
     is_relevant = (scores + jnp.maximum(gain, 0.0) >= least).reshape(-1)
-    return Candidates(node, observed, jnp.argsort(~is_relevant), jnp.sum(is_relevant))
+    return Candidates.of(node, observed, is_relevant)
 
 
 def _rough_scores(dictionary: Dictionary, parameters: _Parameters, seen: ObservedRows) -> Float[Array, "b K"]:
@@ -163,17 +164,18 @@ def _products_in_span(span: Float[Array, "D q"], few: Dictionary, seen: Observed
     whitened, and nodes have coordinates in it.
     """
     span = orthonormal(span)
-    along = jnp.einsum("Dq,kDr->kqr", span, few.bases)
-    centres = jnp.matmul(few.centres - few.centres[0], span)
+    along = jnp.einsum("Dq,kDr->kqr", span, few.bases, precision=HIGHEST)
+    centres = jnp.matmul(few.centres - few.centres[0], span, precision=HIGHEST)
     gram, cross, squared = seen.products(few.centres[0], span)
     # the row's own coordinates, and what of it is off the span
     own = least_squares(gram, cross)
     rest = squared - jnp.sum(own * cross, axis=-1)
     off = own - centres[:, None]
-    pulled = jnp.einsum("bqs,kbs->kbq", gram, off)
+    pulled = jnp.einsum("bqs,kbs->kbq", gram, off, precision=HIGHEST)
+    turned = jnp.einsum("bqp,kps->bqks", gram, along, precision=HIGHEST)
     return (
-        jnp.einsum("kqr,bqks->kbrs", along, jnp.einsum("bqp,kps->bqks", gram, along)),
-        jnp.einsum("kqr,kbq->kbr", along, pulled),
+        jnp.einsum("kqr,bqks->kbrs", along, turned, precision=HIGHEST),
+        jnp.einsum("kqr,kbq->kbr", along, pulled, precision=HIGHEST),
         rest + jnp.sum(off * pulled, axis=-1),
     )
 
@@ -245,7 +247,8 @@ def merged_mixture(
     Also returned: the candidates, of which only those with weight are relevant from here on.
     """
     shares = jnp.exp(scores - jax.nn.logsumexp(scores, axis=(0, 2), keepdims=True)).reshape(scores.shape[0], -1)
-    candidates = candidates.only(shares.sum(axis=0) > LEAST_SHARE * jnp.finfo(scores.dtype).eps)
+    has_weight = shares.sum(axis=0) > LEAST_SHARE * jnp.finfo(scores.dtype).eps
+    candidates = Candidates.of(candidates.node, candidates.observed, has_weight)
     draws, rank, dtype = _with_mean_noise(dictionary, draws), dictionary.max_rank, scores.dtype
     num_draws = scores.shape[0]
     at_once = min(num_draws, DRAWS_AT_ONCE)
@@ -270,7 +273,8 @@ def merged_mixture(
                 [jnp.sqrt(noise)[..., None, None] * root, (jnp.sqrt(weight)[..., None] * offset)[..., None, :]], axis=2
             )
             second = jnp.einsum("tpki,tpkj->pij", scaled, scaled, precision=HIGHEST)
-            terms = weight.sum(axis=0), jnp.einsum("tp,tpi->pi", weight, offset), second, noise.sum(axis=0)
+            first = jnp.einsum("tp,tpi->pi", weight, offset, precision=HIGHEST)
+            terms = weight.sum(axis=0), first, second, noise.sum(axis=0)
             return jax.tree.map(jnp.add, total, terms), None
 
         nothing = tuple(jnp.zeros((pairs.size, *tail), dtype) for tail in ((), (rank,), (rank, rank), ()))
