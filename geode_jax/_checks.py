@@ -1,6 +1,7 @@
 """Checks of arguments. Error messages name the argument, what was expected, and what was given."""
 
 import numbers
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,10 +87,53 @@ def check_dtype(dtype: Any) -> np.dtype:
     return found
 
 
+def check_columns(X: Any, name: str = "X") -> None:
+    """Raise TypeError that names the columns of a frame that are no numbers: text, dates, categories.
+
+    Columns of objects pass if all of them are numbers or missing. What is no frame is left to other checks.
+    """
+    if is_frame(X, "pandas"):
+        kinds = {column: _pandas_kind(X.iloc[:, at], X.dtypes.iloc[at]) for at, column in enumerate(X.columns)}
+    elif is_frame(X, "polars"):
+        kinds = {
+            column: None if dtype.is_numeric() or str(dtype) in ("Boolean", "Null") else str(dtype)
+            for column, dtype in X.schema.items()
+        }
+    else:
+        return
+    bad = [f"{column!r} ({kind})" for column, kind in kinds.items() if kind is not None]
+    if bad:
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise TypeError(
+            f"{name}: expected columns of numbers, got {', '.join(bad[:5])}{more}; encode them as numbers, or leave"
+            " them out"
+        )
+
+
+def is_frame(X: Any, library: str) -> bool:
+    """Whether X is a DataFrame of a library, which need not be installed."""
+    module = sys.modules.get(library)
+    return module is not None and isinstance(X, module.DataFrame)
+
+
+def _pandas_kind(column: Any, dtype: Any) -> str | None:
+    """What is wrong with a column: None if it holds numbers, else the name of its type."""
+    if dtype.kind in "fiub":
+        return None
+    if dtype.kind in "mM":
+        return str(dtype)
+    try:
+        column.to_numpy(dtype=float, na_value=np.nan)
+    except (TypeError, ValueError):
+        return str(dtype)
+    return None
+
+
 def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
     _refuse_traced(data, name)
     if sparse.issparse(data):
         raise TypeError(f"{name}: expected a dense array, got a sparse {type(data).__name__}; pass {name}.toarray()")
+    check_columns(data, name)
     if isinstance(data, np.ma.MaskedArray):
         data = np.ma.filled(data.astype(np.float64), np.nan)
     if hasattr(data, "to_numpy"):  # pandas and polars

@@ -2,13 +2,15 @@
 
 import datetime
 
+import jax
 import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
 
 import geode_jax
-from geode_jax.estimators.frames import check_columns, like
+from geode_jax._checks import check_columns
+from geode_jax.estimators.frames import like
 
 OPTIONS = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "depth": 1, "max_rank": 2, "random_state": 0}
 NUMBERS = {"length": [1.0, 2.0, None], "count": [1, 2, 3], "is new": [True, False, True]}
@@ -31,6 +33,8 @@ def test_columns_that_are_no_numbers_are_named(library):
     for estimator in (geode_jax.GeodeRegressor, geode_jax.GeodeClassifier):
         with pytest.raises(TypeError, match="'city'"):
             estimator(**OPTIONS).fit(frame, [0, 1, 1])
+    with pytest.raises(TypeError, match="X: expected columns of numbers, got 'city'"):
+        geode_jax.fit(jax.random.key(0), frame)
 
 
 def test_numbers_in_columns_of_objects_and_of_pandas_own_types():

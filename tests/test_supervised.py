@@ -99,6 +99,8 @@ def classifier(labelled):
 
 def test_classification(classifier, labelled):
     X, labels = labelled
+    with pytest.raises(TypeError, match="'city'"):
+        classifier.predict(pd.DataFrame(X[:3]).assign(city="Rome"))
     assert classifier.classes_.tolist() == ["milk", "tea", "water"]
     assert classifier.score(X, labels) > 0.97
     probability = classifier.predict_proba(X)

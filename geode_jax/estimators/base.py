@@ -11,12 +11,11 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from geode_jax._checks import check_dtype
+from geode_jax._checks import check_columns, check_dtype
 from geode_jax._files.archive import decode, encode, read_archive, write_archive
 from geode_jax._files.checkpoint import kept_seed
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, KeyArray
-from geode_jax.estimators.frames import check_columns
 from geode_jax.fitting.single import fit_forest
 from geode_jax.fitting.stages import Request
 from geode_jax.forest.forest import Forest
@@ -194,10 +193,10 @@ class GeodeEstimator(BaseEstimator):
         check_columns(X)
         return self.posterior_, validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
 
-    def _training_rows(self, X: ArrayLike) -> np.ndarray:
-        """The rows to fit, checked; their number of features and names are kept."""
+    def _training_rows(self, X: ArrayLike, *y: ArrayLike) -> Any:
+        """The rows to fit, checked, and with labels `y` these too; the number and names of features are kept."""
         check_columns(X)
-        return validate_data(self, X, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
+        return validate_data(self, X, *y, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
 
     def _fit_key(self) -> KeyArray:
         """Key of a fit: with a checkpoint but no seed, the one that the first such fit drew."""

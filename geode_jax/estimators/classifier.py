@@ -8,12 +8,10 @@ import numpy as np
 from jax.sharding import Mesh
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geode_jax._checks import check_instance
 from geode_jax._typing import ArrayLike
-from geode_jax.estimators.base import FLOATS, GeodeEstimator
-from geode_jax.estimators.frames import check_columns
+from geode_jax.estimators.base import GeodeEstimator
 from geode_jax.fitting.classes import fit_classes
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict.classes import class_log_probabilities
@@ -139,8 +137,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit to rows X, (n, D), NaN being missing values, with labels y, (n,)."""
-        check_columns(X)
-        data, y = validate_data(self, X, y, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
+        data, y = self._training_rows(X, y)
         check_classification_targets(y)
         check_instance(self.calibrate, "calibrate", bool)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -171,9 +168,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
         """Log probability of every class, (n, n_classes)."""
-        check_is_fitted(self)
-        data = validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
-        return class_log_probabilities(self.posterior_, data, vote=self.vote)
+        return class_log_probabilities(self.posterior_, self._fitted(X)[1], vote=self.vote)
 
     def _expected(self) -> dict[str, bool]:
         is_set = len(set(self.classes_.tolist())) == self.classes_.size if self.classes_.ndim == 1 else False

@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from jax.sharding import Mesh
-from sklearn.base import TransformerMixin
-from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
+from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 
 from geode_jax._checks import check_instance, check_integer
 from geode_jax._typing import ArrayLike
@@ -17,7 +16,7 @@ from geode_jax.predict.api import Imputation, impute, impute_draws, impute_mean
 from geode_jax.settings import ExactShrinkage, Prior, PublishedShrinkage
 
 
-class GeodeImputer(TransformerMixin, GeodeEstimator):
+class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
     """Fill in missing values (NaN) with their means given the observed values of the row, by GEODE's joint density.
 
     Any pattern of missing values is allowed in `fit` and `transform`; rows may all be partial. For uncertainty, use
@@ -163,8 +162,7 @@ class GeodeImputer(TransformerMixin, GeodeEstimator):
 
     def get_feature_names_out(self, input_features: ArrayLike | None = None) -> np.ndarray:
         """Names of the columns of `transform`, as scikit-learn's imputers give them."""
-        check_is_fitted(self)
-        names = _check_feature_names_in(self, input_features)
+        names = super().get_feature_names_out(input_features)
         added = [f"missingindicator_{name}" for name in names[self.has_missing_]] if self.add_indicator else []
         return np.concatenate([names[self._columns()], np.asarray(added, dtype=object)])
 
