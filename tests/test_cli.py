@@ -276,3 +276,7 @@ def test_some_columns_and_an_index(folder, capsys, data):
     assert "leave out --columns" in score(path, "--columns", "a")[1]
     np.save(path, np.arange(3.0)[:, None])
     assert "beside the index" in score(path, "--index")[1]
+    np.save(path, np.empty((3, 0)))
+    assert "expected 6 columns, got 0" in score(path)[1]
+    (folder / "blank.csv").write_text(" , \n1,2\n")
+    np.testing.assert_array_equal(open_table(folder / "blank.csv", 4).whole(), [[np.nan, np.nan], [1, 2]])

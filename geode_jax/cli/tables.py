@@ -145,7 +145,8 @@ def _array_table(array: np.ndarray, path: Path, chunk: int, choice: Choice) -> T
     if array.ndim != 2 or array.dtype.kind not in "fiub":
         raise TableError(f"{path}: expected numbers of shape (n, D), got {array.dtype} of shape {array.shape}")
     rows = array.shape[0]
-    array = array[:, choice.positions(None, array.shape[1], path)[0] :]
+    choice.positions(None, array.shape[1], path)
+    array = array[:, int(choice.has_index) :]
     return Table(rows, None, (np.asarray(array[first : first + chunk]) for first in range(0, rows, chunk)))
 
 
@@ -186,11 +187,12 @@ def _has_names(first: Sequence[str], path: Path, text: TextFormat) -> bool:
     if text.has_header is not None:
         return text.has_header
     numbers = [_number(cell, text.decimal) for cell in first]
-    if all(number is None or not cell.strip() for cell, number in zip(first, numbers, strict=True)) and any(first):
+    is_name = [number is None for number in numbers]
+    if any(is_name) and all(named or not cell.strip() for cell, named in zip(first, is_name, strict=True)):
         _check_delimiter(first, path, text)
         return True
-    if any(number is None for number in numbers):
-        which = next(cell for cell, number in zip(first, numbers, strict=True) if number is None)
+    if any(is_name):
+        which = first[is_name.index(True)]
         _check_delimiter(first, path, text)
         raise TableError(
             f"{path}, line 1: expected names or numbers, got both ({which!r} is no number); if these are names, pass"
