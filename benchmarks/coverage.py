@@ -42,10 +42,8 @@ def at_random(rng: np.random.Generator, x: np.ndarray, num_train: int, share: fl
 def by(rng: np.random.Generator, x: np.ndarray, column: int, num_train: int, steepness: float) -> Sets:
     """The last half of the features is hidden with a probability that rises with a column, 1/2 at its median."""
     above = (x[:, column] - np.median(x[:, column])) / x[:, column].std()
-    holes = x.copy()
-    holes[np.ix_(rng.random(len(x)) < special.expit(steepness * above), np.arange(x.shape[1]) >= x.shape[1] // 2)] = (
-        np.nan
-    )
+    holes, is_hidden = x.copy(), rng.random(len(x)) < special.expit(steepness * above)
+    holes[is_hidden, x.shape[1] // 2 :] = np.nan
     return holes[:num_train], x[num_train:], holes[num_train:]
 
 
