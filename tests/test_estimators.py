@@ -88,9 +88,25 @@ def test_missing_values_in_fit(data):
     assert fitted.__sklearn_tags__().input_tags.allow_nan
 
 
-def test_errors(model, data):
+_PREDICTIONS = {
+    geode_jax.GeodeDensity: ("score_samples", "score", "novelty", "impute", "impute_draws", "sample"),
+    geode_jax.GeodeImputer: ("transform", "impute", "impute_draws"),
+    geode_jax.GeodeRegressor: ("predict", "predict_interval", "sample_y", "score"),
+    geode_jax.GeodeClassifier: ("predict", "predict_proba", "predict_log_proba", "score"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [(kind, method) for kind, methods in _PREDICTIONS.items() for method in methods]
+)
+def test_unfitted(kind, method, data):
+    labels = [np.zeros(len(data))] if method == "score" and kind is not geode_jax.GeodeDensity else []
+    given = [3] if method == "sample" else [data, *labels]
     with pytest.raises(NotFittedError):
-        geode_jax.GeodeDensity().score_samples(data)
+        getattr(kind(), method)(*given)
+
+
+def test_errors(model, data):
     with pytest.raises(ValueError, match="infinity"):
         geode_jax.GeodeDensity(**OPTIONS).fit(np.where(data > 60, np.inf, data))
     with pytest.raises(ValueError, match="5 features, but GeodeDensity is expecting 6"):

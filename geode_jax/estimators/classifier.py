@@ -168,7 +168,8 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
         """Log probability of every class, (n, n_classes)."""
-        return class_log_probabilities(self.posterior_, self._fitted(X)[1], vote=self.vote)
+        rows = self._fitted(X)[1]
+        return class_log_probabilities(self.posterior_, rows, vote=self.vote)
 
     def _expected(self) -> dict[str, bool]:
         is_set = len(set(self.classes_.tolist())) == self.classes_.size if self.classes_.ndim == 1 else False
