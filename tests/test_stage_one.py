@@ -24,6 +24,7 @@ from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
 from geode_jax.learning.shared_span import (
     LARGEST_SPAN,
     learn_dictionaries,
+    learn_roots,
     learn_span,
     learn_subspaces_in_span,
     learn_whole_span,
@@ -204,6 +205,25 @@ def test_subspaces_match_the_svd_of_each_fold(shape):
         np.testing.assert_allclose(found.centres[group, 0], centre, atol=1e-10)
         np.testing.assert_allclose(found.bases[group, 0].T @ found.bases[group, 0], np.eye(3), atol=1e-12)
         assert linalg.subspace_angles(found.bases[group, 0], basis).max() < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(90, 6), (30, 200)], ids=["moments", "gram"])
+def test_trees_share_their_root(shape):
+    """A dictionary with a given root is the one that learns its own, deeper cells included."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape) * np.geomspace(3, 0.3, shape[1]) + 5.0
+    training = Training(x, shape[1], assign_folds(shape[0], 3, rng))
+    partition, options = _partition(x, depth=2), SubspaceOptions(3, 0, parent_rows=2.0)
+    alone = learn_dictionaries(training, partition, options)
+    roots = learn_roots(training, options)
+    shared = learn_dictionaries(training, partition, options, roots=roots)
+    np.testing.assert_array_equal(shared.ranks, alone.ranks)
+    np.testing.assert_allclose(shared.centres, alone.centres, atol=1e-9)
+    own, given = (bases @ np.swapaxes(bases, -1, -2) for bases in (alone.bases, shared.bases))
+    np.testing.assert_allclose(given, own, atol=1e-6)
+    moved = [(centre + 1.0, spectrum) for centre, spectrum in roots]
+    elsewhere = learn_dictionaries(training, partition, options, roots=moved)
+    np.testing.assert_allclose(elsewhere.centres[:, 0], alone.centres[:, 0] + 1.0)
 
 
 @pytest.mark.parametrize("shape", [(90, 6), (30, 200)], ids=["moments", "gram"])

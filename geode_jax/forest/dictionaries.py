@@ -11,7 +11,7 @@ from geode_jax.forest.choices import Chosen, choose
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.trees import grow_trees
 from geode_jax.learning.noise_covariance import learn_whitened_subspaces, whiten
-from geode_jax.learning.shared_span import Span, learn_dictionaries, learn_span
+from geode_jax.learning.shared_span import Span, learn_dictionaries, learn_roots, learn_span
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.row_space import row_coordinates, uses_row_space
@@ -58,9 +58,10 @@ def learn(training: Training, plan: Plan, seeds: list[int], show: ShowProgress) 
         training = training._replace(x=whiten(as_array(x), chosen.roots, folds))
         return Learned(training, partitions, found, scales * own.unit, None, own.matrix, chosen)
     subspaces: list[Subspaces] = []
+    roots = learn_roots(training, trees[0][1]) if chosen.span is None else None
     for number, (partition, options) in enumerate(trees):
         show(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
-        subspaces.append(learn_dictionaries(training, partition, options, chosen.span))
+        subspaces.append(learn_dictionaries(training, partition, options, chosen.span, roots))
     whole = _whole_dictionaries(x, plan, partitions, seeds, chosen) if has_coordinates else None
     return Learned(training, partitions, subspaces, scales, whole, None, chosen)
 
@@ -71,6 +72,7 @@ def _whole_dictionaries(
     """Yield every tree's dictionary of all rows in R^D; within a span of the chosen rank if there is one."""
     rows, span = Training(x, x.shape[1]), chosen.span
     shared: Span | None = None if span is None else learn_span(x, None, seeds[0], max_rank=span.bases.shape[2])
+    roots = learn_roots(rows, plan.subspaces(chosen.rank, seeds[0])) if shared is None else None
     for partition, seed in zip(partitions, seeds, strict=True):
         release_free_memory()
-        yield learn_dictionaries(rows, partition, plan.subspaces(chosen.rank, seed), shared)
+        yield learn_dictionaries(rows, partition, plan.subspaces(chosen.rank, seed), shared, roots)

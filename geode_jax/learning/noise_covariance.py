@@ -20,7 +20,15 @@ from scipy.optimize import isotonic_regression
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.evidence import Evidence, Gain, evidence_of, judged_rows
 from geode_jax.learning.feature_noise import middle_cells
-from geode_jax.learning.subspaces import SubspaceOptions, Subspaces, empty_subspaces, learn_subspaces, with_common_ranks
+from geode_jax.learning.subspaces import (
+    Cell,
+    SubspaceOptions,
+    Subspaces,
+    empty_subspaces,
+    learn_root,
+    learn_subspaces,
+    with_common_ranks,
+)
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import each_fold
@@ -139,17 +147,19 @@ def learn_whitened_subspaces(
     ranks = np.zeros((len(trees), len(holdouts), len(trees[0][0].cells)), np.int32)
     whitened = np.empty(x.shape, x.dtype)  # the only copy, overwritten for every root
 
-    def learn(tree: int, number: int) -> None:
+    def learn(tree: int, number: int, shared: list[Cell]) -> None:
         partition, options = trees[tree]
         centres, bases = found[tree]
         own = centres[number : number + 1], bases[number : number + 1]
-        ranks[tree, number] = learn_subspaces(whitened, partition, options, folds, [holdouts[number]], own).ranks
+        learned = learn_subspaces(whitened, partition, options, folds, [holdouts[number]], own, shared)
+        ranks[tree, number] = learned.ranks
 
     for number, root in enumerate(roots):
         on_share(number / len(holdouts))
         _multiply(x, root.whitening, out=whitened)
+        shared = learn_root(whitened, trees[0][1], folds, [holdouts[number]])
         # whole trees side by side: the few cells of a tree's first scales would leave cores idle
-        parallel_map(functools.partial(learn, number=number), range(len(trees)))
+        parallel_map(functools.partial(learn, number=number, shared=shared), range(len(trees)))
     return [with_common_ranks(*arrays, own) for arrays, own in zip(found, ranks, strict=True)]
 
 

@@ -11,7 +11,14 @@ import numpy as np
 
 from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax.learning.evidence import Evidence, Gain, cross_fitted_evidence
-from geode_jax.learning.subspaces import SubspaceOptions, Subspaces, join_holdouts, learn_subspaces
+from geode_jax.learning.subspaces import (
+    Cell,
+    SubspaceOptions,
+    Subspaces,
+    join_holdouts,
+    learn_root,
+    learn_subspaces,
+)
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, each_fold, kept_rows
@@ -128,14 +135,28 @@ def _at_least_one(rows: np.ndarray | None, whole: np.ndarray | None) -> np.ndarr
     return whole if rows is not None and rows.size == 0 else rows
 
 
+def learn_roots(training: Training, options: SubspaceOptions) -> list[Cell]:
+    """What all trees have as their root, of all rows and without each fold."""
+    folds = training.folds
+    return [cell for x, some in training.each(each_fold(folds)) for cell in learn_root(x, options, folds, some)]
+
+
 def learn_dictionaries(
-    training: Training, partition: Partition, options: SubspaceOptions, span: Span | None = None
+    training: Training,
+    partition: Partition,
+    options: SubspaceOptions,
+    span: Span | None = None,
+    roots: list[Cell] | None = None,
 ) -> Subspaces:
-    """A tree's dictionaries, of all rows and without each fold; within the span if there is one."""
+    """A tree's dictionaries, of all rows and without each fold; within the span if there is one.
+
+    `roots`: those of :func:`learn_roots`, for several trees; not used within a span.
+    """
     parts, done, folds = [], 0, training.folds
     for x, some in training.each(each_fold(folds)):
         if span is None:
-            found = learn_subspaces(x, partition, options, folds, some)
+            own_roots = None if roots is None else roots[done : done + len(some)]
+            found = learn_subspaces(x, partition, options, folds, some, root=own_roots)
         else:
             own = Span(*(leaf[done : done + len(some)] for leaf in span))
             found = learn_subspaces_in_span(x, own, partition, options, folds, some)
