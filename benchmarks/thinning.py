@@ -4,7 +4,7 @@ python -m benchmarks.thinning [--quick] [--data FOLDER]
 
 Digits and Frey faces, the first splits of their own benchmarks, training rows only: 80% are fitted, the others
 predicted. Errors are against all draws of the posterior; for half of the features, hidden, against the most draws here.
-By default log densities average over 200 draws per tree, and conditionals over 8.
+By default log densities average over at most 200 draws per tree, and conditionals over 8.
 """
 
 import argparse

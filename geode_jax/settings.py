@@ -316,8 +316,8 @@ class RankAdaptation:
 class SamplerSettings:
     """How stage two samples, with ``num_warmup + num_samples * thinning`` sweeps per chain.
 
-    - `num_warmup` (default 200): sweeps per chain before draws are kept; ranks adapt in them.
-    - `num_samples` (default 200): draws kept per chain.
+    - `num_warmup` (default 100): sweeps per chain before draws are kept; ranks adapt in them.
+    - `num_samples` (default 100): draws kept per chain.
     - `num_chains` (default 1): chains per tree.
     - `thinning` (default 1): sweeps per draw that is kept.
     - `shrinkage` (default ``ExactShrinkage()``): how u and tau are updated.
@@ -327,8 +327,8 @@ class SamplerSettings:
       and the checkpoint is written.
     """
 
-    num_warmup: int = 200
-    num_samples: int = 200
+    num_warmup: int = 100
+    num_samples: int = 100
     num_chains: int = 1
     thinning: int = 1
     shrinkage: ExactShrinkage | PublishedShrinkage = ExactShrinkage()

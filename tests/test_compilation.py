@@ -1,5 +1,6 @@
 """Programs that are compiled with options of their own, as users compile them, and inside other programs."""
 
+import dataclasses
 from unittest import mock
 
 import jax
@@ -10,6 +11,9 @@ from conftest import DICTIONARY, SAMPLER
 import geode_jax
 from geode_jax._runtime import compilation
 from geode_jax._runtime.compilation import OPTIONS, quickly_compiled
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.fitting import stages
+from geode_jax.forest.learn import grow_forest, plan_of
 
 
 @pytest.fixture
@@ -60,3 +64,55 @@ def test_other_systems_do_not_tell(tmp_path, monkeypatch):
     with mock.patch.object(jax, "clear_caches") as clear:
         compilation.drop_programs_if_many()
     assert clear.call_count == 0
+
+
+def _named(forest):
+    """Shapes and types of what the sampler takes of a forest."""
+    problem = jax.eval_shape(lambda it: it.problem(geode_jax.Prior(), geode_jax.SamplerSettings()), forest)
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), problem)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_candidates": 3}, {"noise_covariance": geode_jax.NoiseCovariance()}], ids=str
+)
+def test_shapes_are_known_before_dictionaries(data, dtype, settings):
+    foreseen = []
+    dictionary = dataclasses.replace(DICTIONARY, **settings)
+    with jax_settings(dtype):
+        plan = plan_of(data, dictionary)
+        forest = grow_forest(jax.random.key(0), data, plan, np.dtype(dtype), lambda share, text: None, foreseen.append)
+        assert _named(foreseen[0]) == _named(forest)
+
+
+def test_nothing_is_foreseen_of_partial_rows(data):
+    hidden = np.where(np.random.default_rng(0).random(data.shape) < 0.1, np.nan, data)
+    foreseen = []
+    with jax_settings("float32"):
+        plan = plan_of(hidden, DICTIONARY)
+        grow_forest(jax.random.key(0), hidden, plan, np.dtype("float32"), lambda share, text: None, foreseen.append)
+    assert foreseen == []
+
+
+def test_programs_are_compiled_ahead_and_once(data, caplog):
+    """In a thread of their own; the sampler then finds them."""
+    dictionary = dataclasses.replace(DICTIONARY, num_trees=3)  # a shape of its own
+    sampler = dataclasses.replace(SAMPLER, segment_length=7)
+    jax.config.update("jax_log_compiles", True)
+    try:
+        geode_jax.fit(jax.random.key(0), data, dictionary=dictionary, sampler=sampler)
+    finally:
+        jax.config.update("jax_log_compiles", False)
+    for name in ("_start", "_segment"):
+        records = [record for record in caplog.records if f"Compiling jit({name})" in record.getMessage()]
+        assert [record.threadName.startswith("geode_jax-compile") for record in records] == [True]
+
+
+def test_a_fit_does_not_depend_on_what_was_compiled_ahead(data):
+    def fails(problems, settings):
+        raise RuntimeError("planted")
+
+    fits = [geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)]
+    with mock.patch.object(stages, "compile_ahead", fails):
+        fits.append(geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER))
+    np.testing.assert_array_equal(fits[0].draws.log_joint, fits[1].draws.log_joint)

@@ -1,9 +1,9 @@
 """How programs are compiled, and a limit on their number: compilation is much of the time of a first fit."""
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, update_wrapper
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 
@@ -32,22 +32,39 @@ def drop_programs_if_many() -> None:
         jax.clear_caches()
 
 
-def quickly_compiled(function: Callable[..., Result], **options: Any) -> Callable[..., Result]:
+class Program(Generic[Result]):
+    """A function that is compiled when it is called, or before by :meth:`compile`."""
+
+    def __init__(self, function: Callable[..., Result], options: dict[str, Any]) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        self._jitted = cache(
+            lambda is_plain: jax.jit(function, compiler_options=None if is_plain else OPTIONS, **options)
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Result:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            return self._function(*args, **kwargs)
+        return self._jitted(_is_plain())(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Compile for arguments that have shapes in place of arrays, given as in the call that is to follow.
+
+        JAX keeps what was compiled, so that the call need not compile again. Returns the shapes of the result.
+        """
+        lowered = self._jitted(_is_plain()).lower(*args, **kwargs)
+        lowered.compile()
+        return lowered.out_info
+
+
+def _is_plain() -> bool:
+    return jax.config.read("jax_disable_most_optimizations") or jax.default_backend() != "cpu"
+
+
+def quickly_compiled(function: Callable[..., Result], **options: Any) -> Program[Result]:
     """``jax.jit`` with `OPTIONS` on a CPU, and without them on other devices.
 
     Called with tracers, it calls `function` directly: the options of the enclosing program apply. Where
     `jax_disable_most_optimizations` is set it is plain ``jax.jit``, which compiles faster still.
     """
-
-    @cache
-    def program(is_plain: bool) -> Callable[..., Result]:
-        return jax.jit(function, compiler_options=None if is_plain else OPTIONS, **options)
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Result:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            return function(*args, **kwargs)
-        is_plain = jax.config.read("jax_disable_most_optimizations") or jax.default_backend() != "cpu"
-        return program(is_plain)(*args, **kwargs)
-
-    return call
+    return Program(function, options)

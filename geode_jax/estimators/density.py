@@ -34,9 +34,9 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         How u and tau are updated in the sampler; None is ``ExactShrinkage()``.
     prior : Prior, default=None
         Hyperparameters of the model; None is ``Prior()``.
-    num_warmup : int, default=200
+    num_warmup : int, default=100
         Warm-up sweeps per chain, in which ranks adapt; their draws are discarded.
-    num_samples : int, default=200
+    num_samples : int, default=100
         Draws kept per chain, one per sweep after warm-up.
     num_chains : int, default=1
         Chains per tree.

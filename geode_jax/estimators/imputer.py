@@ -45,9 +45,9 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
         As in :class:`GeodeDensity`.
     prior : Prior, default=None
         As in :class:`GeodeDensity`.
-    num_warmup : int, default=200
+    num_warmup : int, default=100
         As in :class:`GeodeDensity`.
-    num_samples : int, default=200
+    num_samples : int, default=100
         As in :class:`GeodeDensity`.
     num_chains : int, default=1
         As in :class:`GeodeDensity`.
@@ -103,8 +103,8 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
         feature_noise: bool = True,
         shrinkage: ExactShrinkage | PublishedShrinkage | None = None,
         prior: Prior | None = None,
-        num_warmup: int = 200,
-        num_samples: int = 200,
+        num_warmup: int = 100,
+        num_samples: int = 100,
         num_chains: int = 1,
         dtype: Any = "float32",
         progress: bool = False,

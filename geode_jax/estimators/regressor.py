@@ -37,9 +37,9 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
         As in :class:`GeodeDensity`.
     prior : Prior, default=None
         As in :class:`GeodeDensity`.
-    num_warmup : int, default=200
+    num_warmup : int, default=100
         As in :class:`GeodeDensity`.
-    num_samples : int, default=200
+    num_samples : int, default=100
         As in :class:`GeodeDensity`.
     num_chains : int, default=1
         As in :class:`GeodeDensity`.

@@ -218,6 +218,7 @@ def _fit_members(
         largest = sizes[batch].max()
         # classes of similar size share a compiled program even if they are not sampled together
         num_places = padded_size(int(sizes[sizes <= SIZE_RATIO * largest].max()))
+        plan = dataclasses.replace(task.plan, num_places=num_places)
         first, last = len(members) / num_classes, (len(members) + len(batch)) / num_classes
         show_batch = part_of(show, first, last)
         forests: list[Forest] = []
@@ -226,7 +227,7 @@ def _fit_members(
             show_class = part_of(show_batch, *shares, f"class {number}: ")
             key_class = jax.random.fold_in(key, number)
             rows = task.x[task.rows_of[number]]
-            grow = partial(grow_in_frame, key_class, rows, frame, task.plan, show_class, num_places)
+            grow = partial(grow_in_frame, key_class, rows, frame, plan, show_class)
             forests.append(kept_forest(task.kept and task.kept.part(f"class {number}"), grow))
         names = ", ".join(map(str, batch))
         drawn = sample_forests(

@@ -13,7 +13,7 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
-from geode_jax.fitting.stages import Request, kept_forest, posterior_of, sample_forests
+from geode_jax.fitting.stages import CompileAhead, Request, kept_forest, posterior_of, sample_forests
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import grow_forest, plan_of
 from geode_jax.posterior.posterior import Posterior
@@ -86,7 +86,9 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
         key_forest, key_sample = jax.random.split(key)
         # one bar for both stages: the first tenth is stage one
         learn = part_of(show, 0.0, 0.1)
-        forest = kept_forest(kept, lambda: grow_forest(key_forest, data, plan, request.dtype, learn))
+        ahead = CompileAhead(request)
+        forest = kept_forest(kept, lambda: grow_forest(key_forest, data, plan, request.dtype, learn, ahead.start))
+        ahead.wait()
         (samples,) = sample_forests(key_sample, [forest], request, part_of(show, 0.1, 1.0), kept)
         return forest, posterior_of(forest, samples, request.prior, request.sampler)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -12,11 +13,12 @@ from jax.sharding import Mesh
 
 from geode_jax._checks import check_dtype, check_instance, check_mesh
 from geode_jax._files.checkpoint import Checkpoint, open_checkpoint
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import ShowProgress
 from geode_jax._runtime.warning import warn_user
 from geode_jax._typing import KeyArray
 from geode_jax.forest.forest import Forest
-from geode_jax.gibbs.run import Interrupted, Samples, run_chains
+from geode_jax.gibbs.run import Interrupted, Samples, compile_ahead, run_chains
 from geode_jax.gibbs.sharding import CHAINS, ROWS, TREES
 from geode_jax.model.statistics import ROW_BLOCKS
 from geode_jax.posterior.posterior import Posterior
@@ -62,6 +64,34 @@ class Request(NamedTuple):
         """The checkpoint of the fit of these arrays, held while the context lasts; None if no folder was given."""
         settings = [self.dictionary, self.prior, self.sampler, self.dtype.name]
         return open_checkpoint(self.checkpoint, key, arrays, settings)
+
+
+class CompileAhead:
+    """Compiles the sampler's programs in a thread of its own, while stage one still learns the dictionaries.
+
+    It only saves time: what the thread does not compile, or compiles for other settings, is compiled when it is called.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._running: list[Future[None]] = []
+
+    def start(self, forest: Forest) -> None:
+        """Begin to compile for a forest of shapes in place of arrays. Programs for a mesh are not compiled ahead."""
+        if self._request.mesh is None:
+            pool = ThreadPoolExecutor(1, thread_name_prefix="geode_jax-compile")
+            self._running.append(pool.submit(self._compile, forest))
+            pool.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Wait for what was begun: to compile a program twice would take longer."""
+        wait(self._running)
+
+    def _compile(self, forest: Forest) -> None:
+        prior, sampler = self._request.prior, self._request.sampler
+        with jax_settings(self._request.dtype):
+            problem = jax.eval_shape(lambda it: it.problem(prior, sampler), forest)
+            compile_ahead(problem, sampler)
 
 
 def kept_forest(kept: Checkpoint | None, grow: Callable[[], Forest]) -> Forest:

@@ -1,6 +1,6 @@
 """From rows without missing entries to trees and their dictionaries."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +37,17 @@ class Learned(NamedTuple):
     chosen: Chosen
 
 
-def learn(training: Training, plan: Plan, seeds: list[int], show: ShowProgress) -> Learned:
-    """Trees, scales and dictionaries of rows without missing entries; arrays are divided by the scales in place."""
+def learn(
+    training: Training,
+    plan: Plan,
+    seeds: list[int],
+    show: ShowProgress,
+    on_rank: Callable[[list[Partition], int], None] = lambda partitions, rank: None,
+) -> Learned:
+    """Trees, scales and dictionaries of rows without missing entries; arrays are divided by the scales in place.
+
+    `on_rank` is called once the trees and the number of directions are known, before most of the work.
+    """
     partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
     training = training.divided(scales)
     x = training.x
@@ -48,6 +57,7 @@ def learn(training: Training, plan: Plan, seeds: list[int], show: ShowProgress) 
     show(0.5, "shared span, rank")
     chosen = choose(training, plan, partitions[0], seeds[0])
     release_free_memory()
+    on_rank(partitions, chosen.rank)
     trees = [(partition, plan.subspaces(chosen.rank, seed)) for partition, seed in zip(partitions, seeds, strict=True)]
     if chosen.roots is not None:
         folds = training.own_folds

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.buffers import aligned_zeros, release_free_memory
+from geode_jax._typing import Array
 from geode_jax.forest.dictionaries import Learned
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows, stack_trees
 from geode_jax.forest.plan import Plan
@@ -15,10 +16,10 @@ from geode_jax.learning.borrowing import rows_nearby, typical_noise
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.borrowed import Borrowed
-from geode_jax.model.candidate_statistics import AnyStatistics, Probe
+from geode_jax.model.candidate_statistics import BLOCK, AnyStatistics, CandidateStatistics, Probe, num_blocks_of
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.partial_statistics import PartialRows
-from geode_jax.model.statistics import Statistics, padded_size
+from geode_jax.model.statistics import Statistics
 from geode_jax.model.tree import trees_from_masks
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.view import taken
@@ -30,31 +31,53 @@ PROBE_BYTES = 2**28
 GROUP_COST = 1e8
 
 
-def freeze_forest(
-    learned: Learned, plan: Plan, num_places: int | None
-) -> tuple[Dictionary, AnyStatistics, Probe | None]:
+def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatistics, Probe | None]:
     """The dictionaries of all rows, and the complete rows' statistics from those that left them out.
 
-    `num_places`: places for complete rows, for forests that share a compiled program; None for just enough. Statistics
-    are at all nodes, or at the rows' candidates; the `Probe` then has those of a few rows at all nodes.
+    Statistics are at all nodes, or at the rows' candidates; the `Probe` then has those of a few rows at all nodes.
     """
     trees = range(len(learned.partitions))
     dictionary = _frozen(learned)
     training, rows = learned.training, learned.training.complete
     width, num_nodes = plan.num_candidates(learned.chosen.rank), dictionary.tree.num_nodes
-    num_places = num_places or padded_size(rows.size)
     if width >= num_nodes or rows.size == 0:
-        return dictionary, _at_all_nodes(learned, rows, num_places), None
+        return dictionary, _at_all_nodes(learned, rows, plan.num_places), None
     candidates = [_candidates(learned, number, rows, width) for number in trees]
     per_row = training.x.dtype.itemsize * len(trees) * num_nodes * dictionary.max_rank
     num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
     sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
     probed = _at_all_nodes(learned, rows[sample], num_probes)
     release_free_memory()
-    statistics = candidate_statistics(training, rows, learned.subspaces, candidates, num_places)
+    statistics = candidate_statistics(training, rows, learned.subspaces, candidates, plan.num_places)
     chosen = np.stack([nodes[sample] for nodes in candidates])
     is_candidate = np.swapaxes((chosen[..., None] == np.arange(num_nodes)).any(axis=2), 1, 2)
     return dictionary, statistics, Probe(probed.residual, probed.squared, jnp.asarray(is_candidate))
+
+
+def empty_forest(
+    partitions: list[Partition], rank: int, plan: Plan, dtype: np.dtype
+) -> tuple[Dictionary, AnyStatistics, Borrowed]:
+    """Zeros in the shapes of what freezing gives for complete rows."""
+
+    def real(*shape: int) -> Array:
+        return jnp.zeros((num_trees, *shape), dtype)
+
+    def integer(*shape: int) -> Array:
+        return jnp.zeros((num_trees, *shape), jnp.int32)
+
+    num_trees, num_nodes, places = len(partitions), plan.num_nodes, plan.num_places
+    tree = trees_from_masks(np.stack([partition.is_present for partition in partitions]))
+    centres, bases = real(num_nodes, plan.num_features), real(num_nodes, plan.num_features, rank)
+    dictionary = Dictionary(tree, centres, bases, integer(num_nodes))
+    borrowed = Borrowed(real(num_nodes), real(num_nodes, rank), real(partitions[0].depth + 1))
+    width = plan.num_candidates(rank)
+    if width >= num_nodes:
+        every = Statistics(real(num_nodes, places), real(num_nodes, places, rank), integer())
+        return dictionary, every, borrowed
+    num_blocks = num_blocks_of(width * places, num_nodes)
+    pairs = real(1, num_blocks * BLOCK), real(1, num_blocks * BLOCK, rank), integer(1, num_blocks)
+    by_row = integer(width, places), integer(width, places)
+    return dictionary, CandidateStatistics(*pairs, *by_row, integer()), borrowed
 
 
 def _frozen(learned: Learned) -> Dictionary:

@@ -1,6 +1,7 @@
 """Stage one: from an array to a forest of dictionaries and the statistics of its rows."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +16,18 @@ from geode_jax.forest.dictionaries import learn
 from geode_jax.forest.feature_scales import divide_by_units
 from geode_jax.forest.fill import fill_by_conditional_means
 from geode_jax.forest.forest import Forest
-from geode_jax.forest.freeze import freeze_borrowed, freeze_forest, freeze_partial_rows
+from geode_jax.forest.freeze import empty_forest, freeze_borrowed, freeze_forest, freeze_partial_rows
 from geode_jax.forest.plan import Plan
 from geode_jax.learning.soft_impute import fill_low_rank
 from geode_jax.model.found import Found
+from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.frame import Frame, learn_frame, to_model, view_in_model
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, as_array, has_missing, is_memory_mapped
 from geode_jax.settings import DictionarySettings
+
+OnShapes: TypeAlias = Callable[[Forest], None]
 
 
 def learn_forest(
@@ -52,23 +56,35 @@ def plan_of(data: np.ndarray, settings: DictionarySettings) -> Plan:
     return Plan.of(settings, data.shape[0], data.shape[1], int(has_missing(data).sum()))
 
 
-def grow_forest(key: KeyArray, data: np.ndarray, plan: Plan, dtype: np.dtype, show: ShowProgress) -> Forest:
+def grow_forest(
+    key: KeyArray,
+    data: np.ndarray,
+    plan: Plan,
+    dtype: np.dtype,
+    show: ShowProgress,
+    on_shapes: OnShapes = lambda forest: None,
+) -> Forest:
     """:func:`learn_forest` on checked arguments, within the precision of `dtype`."""
     frame = learn_frame(data)
     # memory-mapped data may be larger than memory
     rows_in = view_in_model if is_memory_mapped(data) else to_model
-    return grow_in_frame(key, rows_in(data, frame, dtype), frame, plan, show)
+    return grow_in_frame(key, rows_in(data, frame, dtype), frame, plan, show, on_shapes)
 
 
 def grow_in_frame(
-    key: KeyArray, x: Rows, frame: Frame, plan: Plan, show: ShowProgress, num_places: int | None = None
+    key: KeyArray,
+    x: Rows,
+    frame: Frame,
+    plan: Plan,
+    show: ShowProgress,
+    on_shapes: OnShapes = lambda forest: None,
 ) -> Forest:
     """The forest of rows in model coordinates.
 
     An array `x` is modified in place: it is divided by the units and noise scales of the features. With wide data it
     is released once it is no longer needed, unless the caller holds a reference. A view stays one unless entries are
-    missing or a noise covariance is used. `num_places`: places for complete rows, at least their number, for several
-    forests that share a compiled program.
+    missing or a noise covariance is used. `on_shapes` is called with a forest of shapes in place of arrays as soon as
+    these are known, while most of the work is still to do; not if entries are missing.
     """
     drop_programs_if_many()
     num_rows, num_features = x.shape
@@ -92,11 +108,18 @@ def grow_in_frame(
     if is_observed is not None:
         training.append(fill_by_conditional_means(training.pop(), plan, seeds, part_of(show, 0.0, 0.5, "filling: ")))
         show_learning = part_of(show, 0.5, 1.0)
-    learned = learn(training.pop(), plan, seeds, show_learning)  # `pop`, so that only `learn` refers to the rows
+    dtype = training[0].x.dtype
+
+    def on_rank(partitions: list[Partition], rank: int) -> None:
+        if is_observed is None:
+            on_shapes(_forest_of_shapes(partitions, rank, plan, dtype))
+
+    # `pop`, so that only `learn` refers to the rows
+    learned = learn(training.pop(), plan, seeds, show_learning, on_rank)
     show(1.0, "learned dictionaries")
     partial = freeze_partial_rows(learned, plan)
     borrowed = freeze_borrowed(learned, plan)
-    dictionary, statistics, probe = freeze_forest(learned, plan, num_places)
+    dictionary, statistics, probe = freeze_forest(learned, plan)
     chosen = learned.chosen
     return Forest(
         dictionary=dictionary,
@@ -115,3 +138,18 @@ def grow_in_frame(
             decisions=(*about_units, *chosen.decisions),
         ),
     )
+
+
+def _forest_of_shapes(partitions: list[Partition], rank: int, plan: Plan, dtype: np.dtype) -> Forest:
+    """A forest of complete rows with shapes in place of its arrays.
+
+    They are known before its dictionaries are, so the sampler can be compiled meanwhile.
+    """
+
+    def forest() -> Forest:
+        dictionary, statistics, borrowed = empty_forest(partitions, rank, plan, dtype)
+        nowhere = np.zeros(plan.num_features)
+        found = Found(rank, None, plan.num_candidates(rank))
+        return Forest(dictionary, statistics, None, borrowed, None, nowhere, nowhere, plan.request, found)
+
+    return jax.eval_shape(forest)

@@ -6,6 +6,7 @@ import numpy as np
 
 from geode_jax.learning.feature_noise import NoiseOptions
 from geode_jax.learning.subspaces import SubspaceOptions
+from geode_jax.model.statistics import padded_size
 from geode_jax.partition.metis import TreeOptions, default_depth
 from geode_jax.rows.row_space import uses_row_space
 from geode_jax.settings import DictionarySettings
@@ -43,6 +44,7 @@ class Plan:
     - `span_rank`: directions of a span of all nodes, if the user gave one; else 0.
     - `tries_spans`, `tries_noise_covariance`: whether these are tried on held-out rows.
     - `partial_candidates`: nodes that a row with missing features may belong to.
+    - `num_places`: places for complete rows, at least their number; forests with as many share compiled programs.
     """
 
     request: DictionarySettings
@@ -57,6 +59,7 @@ class Plan:
     tries_spans: bool
     tries_noise_covariance: bool
     partial_candidates: int
+    num_places: int
 
     @classmethod
     def of(cls, request: DictionarySettings, num_rows: int, num_features: int, num_partial: int = 0) -> "Plan":
@@ -104,6 +107,7 @@ class Plan:
                 is_judged and has_features and noise is not None and num_features <= noise.max_features
             ),
             partial_candidates=partial_candidates,
+            num_places=padded_size(num_rows - num_partial),
         )
 
     def with_fixed_rank(self) -> "Plan":

@@ -96,6 +96,17 @@ def _start(keys: KeyArray, problems: Problem, mesh: Mesh | None = None) -> Chain
     return chains if mesh is None else lax.with_sharding_constraint(chains, chain_shardings(chains, mesh))
 
 
+def compile_ahead(problems: Problem, settings: SamplerSettings) -> None:
+    """Compile what a run on the default device needs; `problems` has shapes in place of arrays."""
+    num_trees = problems.statistics.residual.shape[0]
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (num_trees, settings.num_chains)))
+    number = jax.ShapeDtypeStruct((), np.int32)
+    chains = _start.compile(keys, problems, None)
+    chains = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), chains)
+    options = SegmentOptions(settings.segment_length, settings.adaptation)
+    _segment.compile(keys, chains, problems, number, number, options=options)
+
+
 class Interrupted(KeyboardInterrupt):
     """The run was interrupted after some draws were kept; they are in `samples`."""
 

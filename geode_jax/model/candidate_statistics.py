@@ -93,12 +93,16 @@ class _Layout(NamedTuple):
     position: np.ndarray
 
 
+def num_blocks_of(num_pairs: int, num_nodes: int) -> int:
+    """Blocks that hold the pairs: per node one beyond the full ones, and an empty block at the end."""
+    return -(-num_pairs // BLOCK) + num_nodes + 1
+
+
 def lay_out(node: np.ndarray, num_nodes: int, num_shards: int) -> _Layout:
     """Positions of the pairs of `node`, (M, n), where K means no pair; shapes depend on sizes only, not on nodes."""
     width, num_rows = node.shape
     size = num_rows // num_shards
-    # per node one block beyond the full ones, and an empty block at the end
-    num_blocks = -(-width * size // BLOCK) + num_nodes + 1
+    num_blocks = num_blocks_of(width * size, num_nodes)
     row = np.full((num_shards, num_blocks * BLOCK), -1, np.int32)
     block_node = np.full((num_shards, num_blocks), num_nodes, np.int32)
     # Every row has at least one candidate. Its unused candidates point at the last, empty block, and so score -inf.

@@ -56,7 +56,8 @@ def log_density(
     Averaged over draws and trees (on the density scale, by log-sum-exp). A row with NaN gets the marginal log density
     of its observed entries, which is 0 if there are none.
 
-    - `num_draws`: posterior draws per tree that are averaged. None: 200 for complete rows, 16 for rows with NaN.
+    - `num_draws`: posterior draws per tree that are averaged. None: at most 200 for complete rows, 16 for rows with
+      NaN.
     - `num_candidates`: nodes per tree that are considered for a row with NaN. None: 6.
     """
     posterior, data = check_rows(posterior, X)
