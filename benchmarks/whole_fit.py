@@ -61,10 +61,11 @@ def ours(name: str, folder: str | None, quick: bool) -> dict[str, Any]:
     times: dict[str, float] = {}
     with timed(times, "fit, first"):
         posterior = geode_jax.fit(jax.random.key(0), train, sampler=sampler)
+    key_forest, key_sample = jax.random.split(jax.random.key(0))  # as `fit` does: the same forest and draws
     with timed(times, "stage one, again"):
-        forest = geode_jax.learn_forest(jax.random.key(0), train)
+        forest = geode_jax.learn_forest(key_forest, train)
     with timed(times, "sampler, again"):
-        geode_jax.sample_posterior(jax.random.key(1), forest, sampler=sampler)
+        geode_jax.sample_posterior(key_sample, forest, sampler=sampler)
     few = test[:MOST_FILLED]
     hidden = np.where(np.random.default_rng(1).random(few.shape) < 0.5, np.nan, few)
     for part in ("fill in, first", "fill in"):

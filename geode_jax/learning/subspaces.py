@@ -300,11 +300,9 @@ def _orthonormal(basis: np.ndarray) -> np.ndarray:
 
 def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """The largest eigenvalues, descending, and their vectors as columns."""
-    size = matrix.shape[0]
-    if 8 * rank <= size:
-        values, vectors = linalg.eigh(matrix, subset_by_index=(size - rank, size - 1), check_finite=False)
-    else:
-        values, vectors = np.linalg.eigh(matrix)  # lets other threads run meanwhile, which SciPy's does not
+    # NumPy lets other threads run meanwhile, which SciPy does not: for two matrices at once that outweighs that SciPy
+    # can find the leading eigenvectors only
+    values, vectors = np.linalg.eigh(matrix)
     return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
