@@ -2,9 +2,9 @@
 
 python -m benchmarks.run_length [--quick] [--data FOLDER]
 
-Training rows of other benchmarks only: 80% are fitted, the others predicted, 100 of them with half of their features
-hidden. The same forest of eight trees is sampled with each number of sweeps, as many of warm-up as are kept, with three
-keys.
+Training rows of other benchmarks only: 80% are fitted, the others predicted, at most 100 of them with half of their
+features hidden. The same forest of eight trees is sampled with each number of sweeps, as many of warm-up as are kept,
+with three keys.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def tables() -> list[str]:
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
-    parser.add_argument("--data", help="folder that holds frey_faces.npz")
+    parser.add_argument("--data", help="folder that holds frey_faces.npz and mnist.npz")
     options = parser.parse_args(arguments)
     dictionary = geode_jax.DictionarySettings(num_trees=1) if options.quick else None
     rows: list[dict[str, Any]] = []

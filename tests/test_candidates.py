@@ -212,6 +212,20 @@ def test_search_finds_the_best_nodes(width):
     assert (found[:, :, None] == order[:, None]).any(axis=1).mean() > 0.97
 
 
+@pytest.mark.parametrize("width", [16, 40, 100])
+def test_as_many_candidates_as_are_asked_for(width):
+    """In a deep tree, where the search leaves out most nodes."""
+    x = _curve(1500)
+    partition = partition_rows(x, neighbour_graph(x, 10, 0), 7, 2, 0)
+    training = Training(x, 10, assign_folds(len(x), 4, np.random.default_rng(0)))
+    subspaces = learn_subspaces(x, partition, SubspaceOptions(2, 0), training.folds)
+    assert partition.is_present.sum() > 200
+    found = search_candidates(training, np.arange(0, 1500, 5), partition, subspaces, width)
+    assert found.shape == (300, width)
+    assert found.min() >= 0
+    assert (np.diff(found, axis=1) > 0).all()
+
+
 def test_search_by_what_is_observed():
     """Hidden features leave the residual: rows that lack some go elsewhere, now and then."""
     x = _curve()

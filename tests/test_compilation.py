@@ -74,7 +74,7 @@ def _named(forest):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"num_candidates": 3}, {"noise_covariance": geode_jax.NoiseCovariance()}], ids=str
+    "settings", [{}, {"num_candidates": 3}, {"num_trees": 1, "depth": 0}, {"cross_fit": None}], ids=str
 )
 def test_shapes_are_known_before_dictionaries(data, dtype, settings):
     foreseen = []
@@ -94,25 +94,27 @@ def test_nothing_is_foreseen_of_partial_rows(data):
     assert foreseen == []
 
 
-def test_programs_are_compiled_ahead_and_once(data, caplog):
+@pytest.mark.usefixtures("as_users_compile")
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+def test_programs_are_compiled_ahead_and_once(data, caplog, generator):
     """In a thread of their own; the sampler then finds them."""
     dictionary = dataclasses.replace(DICTIONARY, num_trees=3)  # a shape of its own
     sampler = dataclasses.replace(SAMPLER, segment_length=7)
     jax.config.update("jax_log_compiles", True)
     try:
-        geode_jax.fit(jax.random.key(0), data, dictionary=dictionary, sampler=sampler)
+        geode_jax.fit(jax.random.key(0, impl=generator), data, dictionary=dictionary, sampler=sampler)
     finally:
         jax.config.update("jax_log_compiles", False)
-    for name in ("_start", "_segment"):
-        records = [record for record in caplog.records if f"Compiling jit({name})" in record.getMessage()]
-        assert [record.threadName.startswith("geode_jax-compile") for record in records] == [True]
+    for step in ("Compiling", "Finished XLA compilation of"):
+        for name in ("_start", "_segment"):
+            records = [record for record in caplog.records if f"{step} jit({name})" in record.getMessage()]
+            assert [record.threadName.startswith("geode_jax-compile") for record in records] == [True]
 
 
-def test_a_fit_does_not_depend_on_what_was_compiled_ahead(data):
-    def fails(problems, settings):
-        raise RuntimeError("planted")
-
+def test_a_fit_does_not_depend_on_what_was_compiled_ahead(data, caplog):
     fits = [geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)]
-    with mock.patch.object(stages, "compile_ahead", fails):
+    caplog.set_level("DEBUG", stages.__name__)
+    with mock.patch.object(stages, "compile_ahead", side_effect=RuntimeError("planted")):
         fits.append(geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER))
+    assert "not compiled ahead" in caplog.text
     np.testing.assert_array_equal(fits[0].draws.log_joint, fits[1].draws.log_joint)

@@ -171,7 +171,8 @@ def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], settings: Diction
     largest = max(rows.size for rows in rows_of)
     num_partial = max(int(np.isnan(x[rows]).any(axis=1).sum()) for rows in rows_of)
     plain = dataclasses.replace(settings, feature_noise=None, noise_covariance=None, shared_span=None)
-    return Plan.of(plain, largest, x.shape[1], num_partial).with_fixed_rank()
+    plan = Plan.of(plain, largest, x.shape[1], num_partial).with_fixed_rank()
+    return dataclasses.replace(plan, num_places=padded_size(largest))
 
 
 def _bytes_of_classes(task: _Task) -> dict[str, int]:

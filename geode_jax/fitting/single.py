@@ -86,7 +86,7 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
         key_forest, key_sample = jax.random.split(key)
         # one bar for both stages: the first tenth is stage one
         learn = part_of(show, 0.0, 0.1)
-        ahead = CompileAhead(request)
+        ahead = CompileAhead(key_sample, request)
         forest = kept_forest(kept, lambda: grow_forest(key_forest, data, plan, request.dtype, learn, ahead.start))
         ahead.wait()
         (samples,) = sample_forests(key_sample, [forest], request, part_of(show, 0.1, 1.0), kept)

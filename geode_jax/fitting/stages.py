@@ -1,8 +1,9 @@
 """What all fits share: arguments, the two stages, interruption by Ctrl-C, and the returned posterior."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from geode_jax.model.statistics import ROW_BLOCKS
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.held_out import lost_mass
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
+
+_log = logging.getLogger(__name__)
 
 
 class Request(NamedTuple):
@@ -69,29 +72,34 @@ class Request(NamedTuple):
 class CompileAhead:
     """Compiles the sampler's programs in a thread of its own, while stage one still learns the dictionaries.
 
-    It only saves time: what the thread does not compile, or compiles for other settings, is compiled when it is called.
+    It changes nothing but time: what the thread did not compile, or compiled for other settings of JAX, is compiled
+    when it is called. A compilation cannot be stopped: if stage one fails or is interrupted, the thread ends by itself.
     """
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, key: KeyArray, request: Request) -> None:
+        self._key, self._request = key, request
         self._running: list[Future[None]] = []
 
     def start(self, forest: Forest) -> None:
         """Begin to compile for a forest of shapes in place of arrays. Programs for a mesh are not compiled ahead."""
         if self._request.mesh is None:
             pool = ThreadPoolExecutor(1, thread_name_prefix="geode_jax-compile")
-            self._running.append(pool.submit(self._compile, forest))
+            # local to the user's thread, where it is set as a context
+            device = jax.config.jax_default_device  # type: ignore[attr-defined]
+            self._running.append(pool.submit(self._compile, forest, device))
             pool.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait for what was begun: to compile a program twice would take longer."""
-        wait(self._running)
+        for future in self._running:
+            if (error := future.exception()) is not None:
+                _log.debug("the sampler was not compiled ahead", exc_info=error)
 
-    def _compile(self, forest: Forest) -> None:
+    def _compile(self, forest: Forest, device: Any) -> None:
         prior, sampler = self._request.prior, self._request.sampler
-        with jax_settings(self._request.dtype):
+        with jax_settings(self._request.dtype), jax.default_device(device):
             problem = jax.eval_shape(lambda it: it.problem(prior, sampler), forest)
-            compile_ahead(problem, sampler)
+            compile_ahead(self._key, problem, sampler)
 
 
 def kept_forest(kept: Checkpoint | None, grow: Callable[[], Forest]) -> Forest:

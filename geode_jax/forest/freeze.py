@@ -54,10 +54,13 @@ def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatisti
     return dictionary, statistics, Probe(probed.residual, probed.squared, jnp.asarray(is_candidate))
 
 
-def empty_forest(
+def zero_parts(
     partitions: list[Partition], rank: int, plan: Plan, dtype: np.dtype
 ) -> tuple[Dictionary, AnyStatistics, Borrowed]:
-    """Zeros in the shapes of what freezing gives for complete rows."""
+    """Zeros in the shapes of what freezing gives for complete rows.
+
+    To be called in ``jax.eval_shape``: the arrays are as large as those of the fit.
+    """
 
     def real(*shape: int) -> Array:
         return jnp.zeros((num_trees, *shape), dtype)

@@ -16,7 +16,7 @@ from geode_jax.forest.dictionaries import learn
 from geode_jax.forest.feature_scales import divide_by_units
 from geode_jax.forest.fill import fill_by_conditional_means
 from geode_jax.forest.forest import Forest
-from geode_jax.forest.freeze import empty_forest, freeze_borrowed, freeze_forest, freeze_partial_rows
+from geode_jax.forest.freeze import freeze_borrowed, freeze_forest, freeze_partial_rows, zero_parts
 from geode_jax.forest.plan import Plan
 from geode_jax.learning.soft_impute import fill_low_rank
 from geode_jax.model.found import Found
@@ -147,7 +147,7 @@ def _forest_of_shapes(partitions: list[Partition], rank: int, plan: Plan, dtype:
     """
 
     def forest() -> Forest:
-        dictionary, statistics, borrowed = empty_forest(partitions, rank, plan, dtype)
+        dictionary, statistics, borrowed = zero_parts(partitions, rank, plan, dtype)
         nowhere = np.zeros(plan.num_features)
         found = Found(rank, None, plan.num_candidates(rank))
         return Forest(dictionary, statistics, None, borrowed, None, nowhere, nowhere, plan.request, found)

@@ -96,10 +96,10 @@ def _start(keys: KeyArray, problems: Problem, mesh: Mesh | None = None) -> Chain
     return chains if mesh is None else lax.with_sharding_constraint(chains, chain_shardings(chains, mesh))
 
 
-def compile_ahead(problems: Problem, settings: SamplerSettings) -> None:
+def compile_ahead(key: KeyArray, problems: Problem, settings: SamplerSettings) -> None:
     """Compile what a run on the default device needs; `problems` has shapes in place of arrays."""
     num_trees = problems.statistics.residual.shape[0]
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (num_trees, settings.num_chains)))
+    keys = jax.eval_shape(lambda it: jax.random.split(it, (num_trees, settings.num_chains)), key)
     number = jax.ShapeDtypeStruct((), np.int32)
     chains = _start.compile(keys, problems, None)
     chains = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), chains)

@@ -14,7 +14,8 @@ from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
 
-# Nodes of a scale whose children are looked at. On digits, Frey faces and a curved sheet, 16 found no better ones.
+# Nodes of a scale whose children are looked at, unless half of the candidates is more. On digits, Frey faces and a
+# curved sheet, 16 found no better candidates.
 BEAM = 8
 # Rows that are searched together: enough for matrix products at deep nodes, few enough to hold their indices and a copy
 # of their features.
@@ -30,6 +31,8 @@ def search_candidates(
     """
     mixture = cell_mixture(training, partition, subspaces)
     width = min(width, mixture.nodes.size)
+    # with b of them the search sees all nodes, or at least 2 b + 1
+    beam = min(width, max(BEAM, width // 2))
     place = np.full(len(partition.cells), -1)
     place[mixture.nodes] = np.arange(mixture.nodes.size)
     num_features = training.x.shape[1]
@@ -63,7 +66,7 @@ def search_candidates(
                 if node >= 0:
                     here.flat[members] = score(node, members // front.shape[1])
             found, scores = _keep(np.hstack([found, front]), np.hstack([scores, here]), width)
-            front = _keep(front, here, min(width, BEAM))[0]
+            front = _keep(front, here, beam)[0]
             children = np.stack([2 * front + 1, 2 * front + 2], axis=2).reshape(block.size, -1)
             exists = (front >= 0).repeat(2, axis=1) & (children < place.size)
             front = np.where(exists & (place[np.where(exists, children, 0)] >= 0), children, -1).astype(np.int32)

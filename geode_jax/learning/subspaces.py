@@ -300,8 +300,8 @@ def _orthonormal(basis: np.ndarray) -> np.ndarray:
 
 def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """The largest eigenvalues, descending, and their vectors as columns."""
-    # NumPy lets other threads run meanwhile, which SciPy does not: for two matrices at once that outweighs that SciPy
-    # can find the leading eigenvectors only
+    # NumPy lets other threads run meanwhile, which SciPy does not. Of two matrices at once on two cores (500 to 972
+    # rows, 100 vectors) NumPy finds all eigenvectors sooner than SciPy finds the leading ones.
     values, vectors = np.linalg.eigh(matrix)
     return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
