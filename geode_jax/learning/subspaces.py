@@ -90,7 +90,7 @@ def learn_root(
 ) -> list[Cell]:
     """The centre of all rows and their covariance's leading directions, under each of the holdouts.
 
-    Every tree has this root, and with many features it takes a sixth of the tree's time: trees can share it.
+    Every tree has this root, and with many features it takes longer than any other cell: trees can share it.
     """
     holdouts = each_fold(folds) if holdouts is None else holdouts
     rows = np.arange(x.shape[0])
