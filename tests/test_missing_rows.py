@@ -187,8 +187,8 @@ def _first_result(function):
 def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     """Rows of fold 0 move; what the others are filled with for the dictionary without fold 0 stays, bit for bit.
 
-    The trees, the first fill, the rank and the mixture's parameters are held: these few numbers are learned from all
-    rows.
+    The trees, the first fill with its rounds, the rank and the mixture's parameters are held: these are learned from
+    all rows.
     """
     hidden = _hide(data, "at random").astype(np.float32) / 10 - 4
     is_observed = ~np.isnan(hidden)
@@ -197,6 +197,7 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     cells = Partition(1, (np.arange(90), np.arange(45), np.arange(45, 90)))
     plan = Plan.of(DICTIONARY, *data.shape)
     monkeypatch.setattr(fill, "grow_trees", lambda *_: ([cells], np.ones(6)))
+    monkeypatch.setattr(fill, "MOST_ROUNDS", 0)
     for name in ("fit_quick_mixture", "search_candidates"):
         monkeypatch.setattr(fill, name, _first_result(getattr(fill, name)))
 
@@ -210,6 +211,43 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(data, monkeypatch):
     np.testing.assert_array_equal(first.without[0][others], second.without[0][others])
     assert not np.array_equal(first.x[others], second.x[others])
     assert not np.array_equal(first.without[1][folds == 2], second.without[1][folds == 2])
+
+
+def _fill_errors(is_hidden, x, monkeypatch):
+    """Root mean square errors of the fills with no round before the last, and with rounds until they settle."""
+    folds = np.arange(len(x)) % 3
+    plan = Plan.of(DICTIONARY, *x.shape, int(is_hidden.any(axis=1).sum()))
+    rounds, one_round = [], fill._fill
+    monkeypatch.setattr(fill, "_fill", lambda *arguments: rounds.append(1) or one_round(*arguments))
+    errors = []
+    with jax_settings(np.float32):
+        first = fill_low_rank(np.where(is_hidden, np.nan, x), ~is_hidden, 3, 0)
+        for most in (0, fill.MOST_ROUNDS):
+            monkeypatch.setattr(fill, "MOST_ROUNDS", most)
+            training = Training(first, x.shape[1], folds, ~is_hidden)
+            found = fill.fill_by_conditional_means(training, plan, [0], lambda *_: None).x
+            np.testing.assert_array_equal(found[~is_hidden], x[~is_hidden])
+            errors.append(np.sqrt(np.square(found - x)[is_hidden].mean()))
+    return (*errors, len(rounds) - 2)
+
+
+def test_fills_settle_where_hardly_any_row_is_observed(monkeypatch):
+    """The first fill is shrunk to the mean, and one round of conditional means undoes only a part of it."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(200, 2)) @ rng.normal(size=(2, 6)) + 0.3 * rng.normal(size=(200, 6))).astype(np.float32)
+    is_hidden = np.zeros(x.shape, dtype=bool)
+    is_hidden[rng.random(200) < 1 / (1 + np.exp(-2 * x[:, 0] / x[:, 0].std())), 3:] = True
+    one, settled, num_rounds = _fill_errors(is_hidden, x, monkeypatch)
+    assert settled < 0.75 * one
+    assert 1 < num_rounds < 16
+
+
+def test_fills_settle_soon_where_values_are_missing_at_random(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(200, 2)) @ rng.normal(size=(2, 6)) + 0.3 * rng.normal(size=(200, 6))).astype(np.float32)
+    one, settled, num_rounds = _fill_errors(rng.random(x.shape) < 0.1, x, monkeypatch)
+    assert settled < 1.05 * one
+    assert num_rounds <= 4
 
 
 @pytest.mark.parametrize("holes", [1, 2])

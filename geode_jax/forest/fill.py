@@ -2,6 +2,10 @@
 
 They are under the quick mixture of `learning/evidence.py`, at a row's candidate nodes, from the dictionaries that left
 its fold out: a row must not be filled from the values it was filled with before.
+
+The first fill is shrunk towards the mean. One round of conditional means undoes only part of that, least where hardly
+any row is observed, as the dictionary is learned from the shrunk fills. So rounds, of one tree each, are repeated until
+the fills settle, as in the EM algorithm; a last one over several trees follows.
 """
 
 import itertools
@@ -11,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.blas import one_blas_thread
-from geode_jax._runtime.progress import ShowProgress
+from geode_jax._runtime.progress import ShowProgress, part_of
 from geode_jax._typing import Array
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows
 from geode_jax.forest.plan import Plan
@@ -23,23 +27,59 @@ from geode_jax.math.lowrank import latent_given, log_marginal
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.rows.folds import Holdout, each_fold
 from geode_jax.rows.training import Training
-from geode_jax.rows.view import View, as_array
+from geode_jax.rows.view import Rows, View, as_array
 
-# Trees whose conditional means fill missing entries.
+# Trees whose conditional means fill missing entries in the last round.
 FILL_TREES = 4
+# Rounds before the last: until the fills' mean square grows by less than this share, and at most so many.
+SETTLED, MOST_ROUNDS = 0.01, 16
 _LARGE_BLOCK = 4096  # rows whose matrices are held at once
 _SYSTEMS = 256  # rows whose systems of equations are solved at once
 
 
 def fill_by_conditional_means(training: Training, plan: Plan, seeds: list[int], show: ShowProgress) -> Training:
-    """Replace the first fill of missing entries by conditional means, averaged over trees.
+    """Replace the first fill of missing entries by conditional means, in rounds until they settle.
 
     A row is filled by dictionaries that left its fold out: one that was learned from the row would reproduce what the
     row was filled with before. And where rows are to train the dictionary without some fold, they are filled by
     dictionaries that left out that fold too. Otherwise that dictionary would depend on the fold's rows, and intervals
-    would be too narrow.
+    would be too narrow. The rounds before the last do not keep to this second rule.
     """
-    seeds = seeds[:FILL_TREES]
+    training = _settle(training, plan, seeds[0], part_of(show, 0.0, 0.5))
+    filled = _fill(training, plan, seeds[:FILL_TREES], _fillers(training), part_of(show, 0.5, 1.0))
+    return training._replace(x=filled[0], without=filled[1:] or None)
+
+
+def _settle(training: Training, plan: Plan, seed: int, show: ShowProgress) -> Training:
+    """Rounds of one tree each, every round of another one, until the mean square of the fills grows no more."""
+    own = (each_fold(training.folds), _fillers(training)[1][:1])
+    is_missing = ~training.mask
+    size = _mean_square(training.x, is_missing)
+    for number, other in enumerate(np.random.default_rng(seed).integers(2**31, size=MOST_ROUNDS).tolist()):
+        show(number / MOST_ROUNDS, f"round {number + 1}")
+        training = training._replace(x=_fill(training, plan, [other], own, lambda *_: None)[0])
+        before, size = size, _mean_square(training.x, is_missing)
+        if size <= (1.0 + SETTLED) * before:
+            break
+    return training
+
+
+def _mean_square(x: Rows, is_missing: np.ndarray) -> float:
+    return float(np.square(as_array(x)[is_missing], dtype=np.float64).mean())
+
+
+def _fill(
+    training: Training,
+    plan: Plan,
+    seeds: list[int],
+    fillers: tuple[list[Holdout], np.ndarray],
+    show: ShowProgress,
+) -> list[np.ndarray]:
+    """Rows filled with conditional means, averaged over a tree for every seed: one array for each line of the table.
+
+    `fillers`: the holdouts and the table, those of :func:`_fillers` or the first of them.
+    """
+    holdouts, filler = fillers
     partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
     scaled = training._replace(x=as_array(View(training.x, scales)))
     max_rank, folds = plan.max_rank, training.folds
@@ -47,7 +87,6 @@ def fill_by_conditional_means(training: Training, plan: Plan, seeds: list[int], 
         first = learn_subspaces(scaled.x, partitions[0], plan.subspaces(max_rank, seeds[0]), folds)
         needed = cross_fitted_evidence(scaled, partitions[0], first).needed_rank()
         max_rank = max(plan.least_rank, needed)
-    holdouts, filler = _fillers(training)
     total = np.zeros((*filler.shape, training.num_features), dtype=training.x.dtype)
     rows = training.partial
     seen = training.mask[rows]
@@ -67,7 +106,7 @@ def fill_by_conditional_means(training: Training, plan: Plan, seeds: list[int], 
         copy = np.array(training.x)
         copy[rows] = np.where(seen, copy[rows], means)
         filled.append(copy)
-    return training._replace(x=filled[0], without=filled[1:] or None)
+    return filled
 
 
 def _fillers(training: Training) -> tuple[list[Holdout], np.ndarray]:
