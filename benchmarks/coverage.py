@@ -88,16 +88,16 @@ def tables() -> list[str]:
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="measure only these; the others' results are kept")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, metavar="KIND", help="only these; other results are kept")
     options = parser.parse_args(arguments)
     kinds: list[str] = options.kinds or list(KINDS)
+    kept = [row for row in load("coverage")["rows"] if row["data"] not in kinds] if options.kinds else []
     rows: list[dict[str, Any]] = []
     for kind in kinds[: 1 if options.quick else None]:
         for seed in range(1 if options.quick else NUM_SEEDS):
             rows.append(measure(kind, seed, options.quick))
             print(rows[-1], flush=True)
     if not options.quick:
-        kept = [row for row in load("coverage")["rows"] if row["data"] not in kinds] if options.kinds else []
         write_result("coverage", {"level": LEVEL}, sorted(kept + rows, key=lambda row: list(KINDS).index(row["data"])))
     return rows
 

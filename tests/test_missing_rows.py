@@ -26,6 +26,7 @@ DICTIONARY = geode_jax.DictionarySettings(
     shared_span=None,
     missing_rows=geode_jax.MissingRows(num_candidates=5, num_groups=1),
 )
+MOST_ROUNDS = fill.MOST_ROUNDS
 SAMPLER = geode_jax.SamplerSettings(num_warmup=40, num_samples=30, segment_length=10)
 
 
@@ -225,12 +226,15 @@ def test_a_round_does_not_fill_a_row_from_its_own_fill(filled, monkeypatch):
     """Fills of fold 0 move; what a round fills these rows with stays, bit for bit."""
     training, plan = filled
     monkeypatch.setattr(fill, "MOST_ROUNDS", 1)
+    fillers = fill._fillers(training)
     moved = np.where(training.is_observed, training.x, _with_moved_fold(training).x)
     with jax_settings(np.float32):
-        first, second = (fill._settle(training._replace(x=x), plan, 0, lambda *_: None).x for x in (training.x, moved))
-    own = training.folds == 0
-    np.testing.assert_array_equal(first[own], second[own])
-    assert not np.array_equal(first[~own], second[~own])
+        first, second = (
+            fill._settle(training._replace(x=x), plan, 0, fillers, lambda *_: None).x for x in (training.x, moved)
+        )
+    moves = training.folds == 0
+    np.testing.assert_array_equal(first[moves], second[moves])
+    assert not np.array_equal(first[~moves], second[~moves])
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +253,7 @@ def _fill_errors(is_hidden, x, monkeypatch):
     errors = []
     with jax_settings(np.float32):
         first = fill_low_rank(np.where(is_hidden, np.nan, x), ~is_hidden, 3, 0)
-        for most in (0, fill.MOST_ROUNDS):
+        for most in (0, MOST_ROUNDS):
             monkeypatch.setattr(fill, "MOST_ROUNDS", most)
             training = Training(first, x.shape[1], folds, ~is_hidden)
             found = fill.fill_by_conditional_means(training, plan, [0], lambda *_: None).x
@@ -258,7 +262,7 @@ def _fill_errors(is_hidden, x, monkeypatch):
     return (*errors, len(rounds) - 2)
 
 
-def test_fills_settle_where_hardly_any_row_is_observed(factor_rows, monkeypatch):
+def test_fills_settle_where_few_rows_are_observed(factor_rows, monkeypatch):
     """The first fill is shrunk to the mean, and one round of conditional means undoes only a part of it."""
     x, rng = factor_rows, np.random.default_rng(1)
     is_hidden = np.zeros(x.shape, dtype=bool)
@@ -272,7 +276,25 @@ def test_fills_settle_soon_where_values_are_missing_at_random(factor_rows, monke
     x, rng = factor_rows, np.random.default_rng(1)
     one, settled, num_rounds = _fill_errors(rng.random(x.shape) < 0.1, x, monkeypatch)
     assert settled < 1.05 * one
-    assert num_rounds <= 4
+    assert num_rounds <= MOST_ROUNDS // 2
+
+
+def test_one_missing_entry_needs_one_round(factor_rows, monkeypatch):
+    is_hidden = np.zeros(factor_rows.shape, dtype=bool)
+    is_hidden[17, 2] = True
+    assert _fill_errors(is_hidden, factor_rows, monkeypatch)[2] == 1
+
+
+def test_rounds_without_folds(factor_rows):
+    """All rows are then filled by the dictionary of all rows."""
+    is_hidden = np.random.default_rng(1).random(factor_rows.shape) < 0.1
+    plan = Plan.of(dataclasses.replace(DICTIONARY, cross_fit=None), 200, 6, int(is_hidden.any(axis=1).sum()))
+    with jax_settings(np.float32):
+        first = fill_low_rank(np.where(is_hidden, np.nan, factor_rows), ~is_hidden, 3, 0)
+        found = fill.fill_by_conditional_means(Training(first, 6, None, ~is_hidden), plan, [0], lambda *_: None)
+    assert found.without is None
+    assert np.isfinite(found.x).all()
+    np.testing.assert_array_equal(found.x[~is_hidden], factor_rows[~is_hidden])
 
 
 @pytest.mark.parametrize("holes", [1, 2])

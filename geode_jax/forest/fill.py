@@ -1,14 +1,15 @@
 """Conditional means of missing features given the observed ones, with which stage one refines its first fill.
 
 They are under the quick mixture of `learning/evidence.py`, at a row's candidate nodes, from the dictionaries that left
-its fold out: a row must not be filled from the values it was filled with before.
+its fold out: a row must not be filled from the values it was filled with just before.
 
-The first fill is shrunk towards the mean. One round of conditional means undoes only part of that, least where hardly
-any row is observed, as the dictionary is learned from the shrunk fills. So rounds, of one tree each, are repeated until
-the fills settle, as in the EM algorithm; a last one over several trees follows.
+The first fill is shrunk towards the mean. One round of conditional means undoes only a part of that, least where few
+rows are observed, as the dictionary is learned from the shrunk fills. So rounds, of one tree each, are repeated until
+the fills hardly grow, much as in an EM algorithm (but with means alone); a last round over several trees follows.
 """
 
 import itertools
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,57 +28,65 @@ from geode_jax.math.lowrank import latent_given, log_marginal
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.rows.folds import Holdout, each_fold
 from geode_jax.rows.training import Training
-from geode_jax.rows.view import Rows, View, as_array
+from geode_jax.rows.view import View, as_array
 
 # Trees whose conditional means fill missing entries in the last round.
-FILL_TREES = 4
-# Rounds before the last: until the fills' mean square grows by less than this share, and at most so many.
-SETTLED, MOST_ROUNDS = 0.01, 16
+FILL_TREES = 2
+# Rounds before the last: until the fills' size (`_size`) grows by no more than this, and at most so many.
+SETTLED, MOST_ROUNDS = 0.0025, 16
 _LARGE_BLOCK = 4096  # rows whose matrices are held at once
 _SYSTEMS = 256  # rows whose systems of equations are solved at once
+_Fillers: TypeAlias = tuple[list[Holdout], np.ndarray]
 
 
 def fill_by_conditional_means(training: Training, plan: Plan, seeds: list[int], show: ShowProgress) -> Training:
     """Replace the first fill of missing entries by conditional means, in rounds until they settle.
 
     A row is filled by dictionaries that left its fold out: one that was learned from the row would reproduce what the
-    row was filled with before. And where rows are to train the dictionary without some fold, they are filled by
-    dictionaries that left out that fold too. Otherwise that dictionary would depend on the fold's rows, and intervals
-    would be too narrow. The rounds before the last do not keep to this second rule.
+    row was filled with before. And where rows are to train the dictionary without some fold, the last round fills them
+    by dictionaries that left out that fold too. Otherwise that dictionary would depend on the fold's rows, and
+    intervals would be too narrow. The first fill and the rounds before the last use all rows, so a dependence through
+    these remains.
     """
-    training = _settle(training, plan, seeds[0], part_of(show, 0.0, 0.5))
-    filled = _fill(training, plan, seeds[:FILL_TREES], _fillers(training), part_of(show, 0.5, 1.0))
+    fillers = _fillers(training)
+    training = _settle(training, plan, seeds[0], fillers, part_of(show, 0.0, 0.5))
+    filled = _fill(training, plan, seeds[:FILL_TREES], fillers, part_of(show, 0.5, 1.0))
     return training._replace(x=filled[0], without=filled[1:] or None)
 
 
-def _settle(training: Training, plan: Plan, seed: int, show: ShowProgress) -> Training:
-    """Rounds of one tree each, every round of another one, until the mean square of the fills grows no more."""
-    own = (each_fold(training.folds), _fillers(training)[1][:1])
-    is_missing = ~training.mask
-    size = _mean_square(training.x, is_missing)
-    for number, other in enumerate(np.random.default_rng(seed).integers(2**31, size=MOST_ROUNDS).tolist()):
+def _settle(training: Training, plan: Plan, seed: int, fillers: _Fillers, show: ShowProgress) -> Training:
+    """Rounds of one tree each, every round of another one, until the fills hardly grow."""
+    own = (each_fold(training.folds), fillers[1][:1])
+    size = _size(training)
+    for number, tree_seed in enumerate(np.random.default_rng(seed).integers(2**31, size=MOST_ROUNDS).tolist()):
         show(number / MOST_ROUNDS, f"round {number + 1}")
-        training = training._replace(x=_fill(training, plan, [other], own, lambda *_: None)[0])
-        before, size = size, _mean_square(training.x, is_missing)
-        if size <= (1.0 + SETTLED) * before:
+        training = training._replace(x=_fill(training, plan, [tree_seed], own, lambda *_: None)[0])
+        before, size = size, _size(training)
+        if size <= before + SETTLED:
             break
     return training
 
 
-def _mean_square(x: Rows, is_missing: np.ndarray) -> float:
-    return float(np.square(as_array(x)[is_missing], dtype=np.float64).mean())
+def _size(training: Training) -> float:
+    """What the filled entries add to the mean square of the features that have any, in units of their observed one."""
+    x, seen = as_array(training.x), training.mask
+    has_fills = ~seen.all(axis=0)
+    squares, seen = np.square(x[:, has_fills], dtype=np.float64), seen[:, has_fills]
+    observed = np.sum(squares, axis=0, where=seen) / seen.sum(axis=0)
+    filled = np.mean(squares, axis=0, where=~seen) * (~seen).mean(axis=0)
+    return float(np.mean(filled / np.maximum(observed, np.finfo(x.dtype).tiny)))
 
 
 def _fill(
     training: Training,
     plan: Plan,
     seeds: list[int],
-    fillers: tuple[list[Holdout], np.ndarray],
+    fillers: _Fillers,
     show: ShowProgress,
 ) -> list[np.ndarray]:
     """Rows filled with conditional means, averaged over a tree for every seed: one array for each line of the table.
 
-    `fillers`: the holdouts and the table, those of :func:`_fillers` or the first of them.
+    `fillers`: holdouts, and the table of which of them fills each row, as from :func:`_fillers`.
     """
     holdouts, filler = fillers
     partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
@@ -109,7 +118,7 @@ def _fill(
     return filled
 
 
-def _fillers(training: Training) -> tuple[list[Holdout], np.ndarray]:
+def _fillers(training: Training) -> _Fillers:
     """The holdouts, and a table (1 + num_folds, rows) of which one fills each row, by number.
 
     The table's first line is for the dictionary of all rows, line 1 + f for that without fold f; there 0 marks a row
