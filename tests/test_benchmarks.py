@@ -1,5 +1,6 @@
 """Benchmarks run at their tiny size; those whose data are not at hand are skipped."""
 
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -23,6 +24,7 @@ from benchmarks import (
     figures,
     frey_inpainting,
     frey_missing,
+    gpu_compile,
     inclusion,
     literal,
     memory,
@@ -396,6 +398,57 @@ def test_truncation():
     rows = truncation.main(["--quick"])
     assert {row["cut"] for row in rows} == {"depth", "rank"}
     assert all(0.0 <= row["measured"] <= 1.0 for row in rows)
+
+
+HLO = """HloModule sweeps
+
+%inner (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %a = f32[4]{0} fusion(%p), kind=kLoop, calls=%fused
+}
+
+%ends (p: f32[4]) -> pred[] {
+  ROOT %b = pred[] fusion(%p), kind=kLoop, calls=%fused
+}
+
+%body (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %c = (f32[4]{0}, s32[]) custom-call(%p), custom_call_target="cu_threefry2x32_ffi"
+  %d = f32[4]{0} get-tuple-element(%c), index=0
+  %e = f32[4]{0} while(%d), condition=%ends, body=%inner, backend_config={"known_trip_count":{"n":"3"}}
+  %g = f32[4]{0} while(%e), condition=%ends, body=%inner
+  ROOT %f = f32[4]{0} call(%g), to_apply=%inner
+}
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %h = f32[4]{0} copy(%p)
+  ROOT %i = f32[4]{0} while(%h), condition=%ends, body=%body, backend_config={"known_trip_count":{"n":"50"}}
+}
+"""
+
+
+def test_kernels_are_counted():
+    """A sweep launches 1 custom call, 3 rounds of a loop, 1 round of one of unknown length, and 1 in a call."""
+    assert gpu_compile.count_kernels(HLO, 50) == gpu_compile.Count(kernels=1 + 50 * 6, unknown_loops=1, sweep=6)
+    assert gpu_compile.count_kernels(HLO).sweep == 0
+
+
+def test_programs_for_a_gpu_have_shapes():
+    """No wheels are needed for that; what the sampler reads of 60,000 rows is 8 trees' statistics."""
+    program = gpu_compile.sampler(60_000, 100, 8, 5, 20)
+    assert program.bytes_read > 8 * 60_000 * 16 * 21 * 4
+    chains = jax.eval_shape(program.function, *program.shapes)[0]
+    assert chains.state.log_sigma2.shape[0] == 8
+
+
+@pytest.mark.slow
+def test_compiling_for_a_gpu():
+    if gpu_compile.FOLDER not in os.environ:
+        pytest.skip(f"{gpu_compile.FOLDER} does not name the folder of JAX's CUDA plugin")
+    (row,) = gpu_compile.main(["--quick"])
+    assert row["kernels"] > 0
+    assert row["loops of unknown length"] == 0
 
 
 def test_entry_point(capsys):

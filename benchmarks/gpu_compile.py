@@ -1,0 +1,299 @@
+"""What a GPU would be given: the package's programs compiled for an H100 on a machine without one.
+
+For every program: the time to compile it, kernels (launches) of a sweep or of a block of rows, loops whose length the
+compiler does not know (each round waits for the host), and temporary memory. Beside the launches, at LAUNCH_SECONDS
+each, stands what reading a sweep's statistics takes at the card's bandwidth. These two are estimates; nothing is run.
+
+Needs NVIDIA's compiler and JAX's plugin of the same version as jaxlib, in a folder of their own (570 MB), which
+GEODE_JAX_CUDA names:
+
+pip install --no-deps --target FOLDER jax-cuda12-plugin==X jax-cuda12-pjrt==X nvidia-cuda-nvcc-cu12
+GEODE_JAX_CUDA=FOLDER python -m benchmarks.gpu_compile [--quick] [--programs NAME ...]
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks.common import ROOT, write_result
+from benchmarks.tables import load, table
+from geode_jax.forest.forest import Forest
+from geode_jax.forest.learn import _forest_of_shapes, learn_forest
+from geode_jax.forest.plan import Plan
+from geode_jax.gibbs import run
+from geode_jax.model.draw import Draw
+from geode_jax.partition.metis import Partition
+from geode_jax.predict.conditional_moments import conditional_summary
+from geode_jax.predict.rows import CANDIDATES, num_seen, observe_rows
+from geode_jax.settings import DictionarySettings, Prior, RankAdaptation, SamplerSettings
+
+FOLDER = "GEODE_JAX_CUDA"
+TARGET = Path(__file__).with_name("h100.txtpb")  # the card, as XLA describes it
+LAUNCH_SECONDS, BYTES_PER_SECOND = 4e-6, 3e12
+LONGEST = 600  # seconds to compile a program, after which it is given up
+NUM_SWEEPS = 50
+
+Shapes = tuple[Any, ...]
+
+
+class Program(NamedTuple):
+    """A function to compile, the shapes it is called with, and what its loop over sweeps must read in each, in bytes.
+
+    `num_sweeps`: sweeps of a call, 0 if it is none of the sampler.
+    """
+
+    function: Callable[..., Any]
+    shapes: Shapes
+    bytes_read: int
+    num_sweeps: int
+
+
+def sampler(num_rows: int, num_features: int, num_trees: int, depth: int, max_rank: int) -> Program:
+    """A segment of sweeps over complete rows, as `fit` runs it, with as many candidates as it would choose."""
+    forest = forest_of_shapes(num_rows, num_features, num_trees, depth, max_rank)
+    return segment(forest)
+
+
+def forest_of_shapes(num_rows: int, num_features: int, num_trees: int, depth: int, max_rank: int) -> Forest:
+    """What stage one would give, with shapes in place of arrays."""
+    settings = DictionarySettings(num_trees=num_trees, depth=depth, max_rank=max_rank)
+    plan = Plan.of(settings, num_rows, num_features)
+    cells = tuple(np.arange(1) for _ in range(plan.num_nodes))
+    return _forest_of_shapes([Partition(depth, cells)] * num_trees, max_rank, plan, np.dtype(np.float32))
+
+
+def partial_rows() -> Program:
+    """A segment over 300 rows of 20 features, a tenth of the values missing: two trees, rank 5."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3)) @ rng.normal(size=(3, 20)) + 0.1 * rng.normal(size=(300, 20))
+    x[rng.random(x.shape) < 0.1] = np.nan
+    settings = DictionarySettings(num_trees=2, depth=2, max_rank=5)
+    forest = learn_forest(jax.random.key(0), x, dictionary=settings)
+    return segment(forest)
+
+
+def segment(forest: Forest) -> Program:
+    """NUM_SWEEPS sweeps of one chain per tree; keys enter as raw data, which devices can be given."""
+    problem = jax.eval_shape(lambda it: it.problem(Prior(), SamplerSettings()), forest)
+    raw = jax.ShapeDtypeStruct((problem.statistics.residual.shape[0], 1, 2), np.uint32)
+    options = run.SegmentOptions(NUM_SWEEPS, RankAdaptation())
+
+    def sweeps(raw: Any, chains: Any, problem: Any, first: Any, num_warmup: Any) -> Any:
+        keys = jax.random.wrap_key_data(raw)
+        return run._segment.__wrapped__(keys, chains, problem, first, num_warmup, options=options)
+
+    def start(raw: Any, problem: Any) -> Any:
+        return run._start.__wrapped__(jax.random.wrap_key_data(raw), problem)
+
+    chains, number = jax.eval_shape(start, raw, problem), jax.ShapeDtypeStruct((), np.int32)
+    read = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(problem.statistics))
+    return Program(sweeps, (raw, chains, problem, number, number), read, NUM_SWEEPS)
+
+
+def filling(num_rows: int, num_features: int, max_rank: int) -> Program:
+    """Means and 95% intervals of rows each of which misses other features: 8 trees of depth 5 with 8 draws each."""
+    forest = forest_of_shapes(1000, num_features, 8, 5, max_rank)
+    sampler_of = segment(forest)
+    drawn: Draw = jax.eval_shape(sampler_of.function, *sampler_of.shapes)[1]
+    draws = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], 8, *leaf.shape[3:]), leaf.dtype), drawn)
+    mask = np.random.default_rng(0).random((num_rows, num_features)) < 0.5
+    places = num_seen(mask.astype(np.float32))
+    rows = jax.ShapeDtypeStruct(mask.shape, np.float32)
+    seen = jax.eval_shape(lambda x, shown: observe_rows(x, shown, None, num_seen=places), rows, rows)
+
+    def summary(dictionary: Any, draws: Any, seen: Any) -> Any:
+        return conditional_summary(dictionary, draws, seen, None, num_candidates=CANDIDATES, levels=(0.025, 0.975))
+
+    return Program(summary, (forest.dictionary, draws, seen), 0, 0)
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    "6000 rows, 1 tree of 63 nodes, rank 20": lambda: sampler(6000, 100, 1, 5, 20),
+    "60,000 rows, 8 trees of 63 nodes, rank 20": lambda: sampler(60_000, 100, 8, 5, 20),
+    "a million rows, 8 trees of 127 nodes, rank 20": lambda: sampler(1_000_000, 100, 8, 6, 20),
+    "300 rows with missing values, 2 trees, rank 5": partial_rows,
+    "filling in 512 rows, D = 560, rank 100, 8 trees": lambda: filling(512, 560, 100),
+}
+QUICK: dict[str, Callable[[], Program]] = {"200 rows": lambda: sampler(200, 10, 1, 2, 3)}
+
+
+class Count(NamedTuple):
+    """Kernels of a computation, those of loops of known length times that; and loops of unknown length.
+
+    `sweep`: kernels of one round of the longest loop, which is that over sweeps.
+    """
+
+    kernels: int
+    unknown_loops: int
+    sweep: int
+
+
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_LINE = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (?:\(.*?\)|\S+) ([\w\-]+)\(")
+_FREE = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"),
+    *("opt-barrier", "async-done", "async-update"),
+}
+
+
+def count_kernels(text: str, num_rounds: int = 0) -> Count:
+    """Kernels of a compiled module, from its text. A loop of `num_rounds` is the one over sweeps."""
+    computations: dict[str, list[str]] = {}
+    entry = current = ""
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            current = head[2]
+            computations[current] = []
+            entry = current if head[1] else entry
+        elif line.startswith("}"):
+            current = ""
+        elif current and _LINE.match(line):
+            computations[current].append(line)
+
+    def count(name: str) -> Count:
+        kernels = unknown = sweep = 0
+        for line in computations[name]:
+            found = _LINE.match(line)
+            operation = found[1] if found else ""
+            if operation in _FREE:
+                continue
+            if operation == "while":
+                body = count(re.search(r"body=%?([\w.\-]+)", line)[1])  # type: ignore[index]
+                rounds = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
+                kernels += body.kernels * (int(rounds[1]) if rounds else 1)
+                unknown += body.unknown_loops + (rounds is None)
+                sweep = max(sweep, body.kernels if rounds and int(rounds[1]) == num_rounds else body.sweep)
+                continue
+            inner = re.findall(r"(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line)
+            inner += re.findall(r"%([\w.\-]+)", "".join(re.findall(r"branch_computations=\{(.*?)\}", line)))
+            if operation not in ("call", "conditional", "async-start"):
+                kernels += 1
+                continue
+            for part in map(count, inner):
+                kernels, unknown, sweep = kernels + part.kernels, unknown + part.unknown_loops, max(sweep, part.sweep)
+        return Count(kernels, unknown, sweep)
+
+    return count(entry)
+
+
+def compile_for_h100(program: Program) -> tuple[Any, float]:
+    """The compiled program, and the seconds that took. Only in a process with the environment of :func:`worker`."""
+    from jax._src.lib import xla_client
+    from jax.experimental.topologies import TopologyDescription
+    from jaxlib import _jax
+
+    if not xla_client.pjrt_plugin_loaded("cuda"):
+        plugin = importlib.util.find_spec("jax_plugins.xla_cuda12").submodule_search_locations[0]
+        xla_client.load_pjrt_plugin_dynamically("cuda", f"{plugin}/xla_cuda_plugin.so")
+    if not xla_client.pjrt_plugin_initialized("cuda"):
+        xla_client.initialize_pjrt_plugin("cuda")
+    # jax.experimental.topologies asks the backend, and there is none without a GPU
+    described = {"target_config": TARGET.read_text(), "topology": "1x1x1"}
+    topology = _jax.get_default_c_api_topology("cuda", "h100", described)
+    card = TopologyDescription(topology._make_compile_only_devices())
+    mesh = jax.sharding.Mesh(np.array(card.devices[:1]), ("x",))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    lowered = jax.jit(program.function, in_shardings=whole, out_shardings=whole).lower(*program.shapes)
+    start = time.perf_counter()
+    compiled = lowered.compile()
+    return compiled, time.perf_counter() - start
+
+
+def measure(name: str, program: Program) -> dict[str, Any]:
+    compiled, seconds = compile_for_h100(program)
+    found = count_kernels(compiled.as_text(), program.num_sweeps)
+    kernels = found.sweep if program.num_sweeps else found.kernels
+    return {
+        "program": name,
+        "compile seconds": seconds,
+        "kernels": kernels,
+        "loops of unknown length": found.unknown_loops,
+        "temporary mebibytes": compiled.memory_analysis().temp_size_in_bytes / 2**20,
+        "launches ms": 1e3 * LAUNCH_SECONDS * kernels,
+        "reading ms": 1e3 * program.bytes_read / BYTES_PER_SECOND,
+    }
+
+
+def worker(name: str, folder: str) -> dict[str, Any]:
+    """:func:`measure` in a process of its own: XLA's flags are read once, and what does not end can be ended."""
+    compiler = Path(folder) / "nvidia" / "cuda_nvcc"
+    flags = f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={compiler}"
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}",
+        "PATH": f"{compiler / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{folder}",
+    }
+    command = [sys.executable, "-m", "benchmarks.gpu_compile", "--worker", name]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False)
+    except subprocess.TimeoutExpired:
+        return {"program": name, "compile seconds": math.inf}
+    if done.returncode != 0:
+        raise RuntimeError(f"{name}: the compiler ended with {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def tables() -> list[str]:
+    record = load("gpu_compile")
+    names = (
+        "compile seconds",
+        "kernels",
+        "loops of unknown length",
+        "temporary mebibytes",
+        "launches ms",
+        "reading ms",
+    )
+    lines = []
+    for row in record["rows"]:
+        given_up = not math.isfinite(row["compile seconds"])
+        values = [f"more than {LONGEST}"] if given_up else [f"{row[name]:.4g}" for name in names]
+        lines.append([row["program"], *values, *[""] * (len(names) - len(values))])
+    return [
+        f"**What a GPU would be given**, `{record['command']}`: programs compiled for an H100 on a machine without one."
+        " Kernels are those of a sweep, or of a block of rows filled in; a loop of unknown length counts as one round."
+        f" Their launches at {1e6 * LAUNCH_SECONDS:.0f} microseconds each, and reading a sweep's statistics at"
+        f" {BYTES_PER_SECOND / 1e12:.0f} TB/s, are estimates.",
+        "",
+        *table(["program", *names], lines),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, metavar="NAME", help="only these; none is written")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        print(json.dumps(measure(options.worker, {**PROGRAMS, **QUICK}[options.worker]())))
+        return []
+    folder = os.environ.get(FOLDER)
+    if folder is None:
+        raise SystemExit(
+            f"{FOLDER}: expected the folder of JAX's CUDA plugin, see the head of benchmarks/gpu_compile.py"
+        )
+    rows: list[dict[str, Any]] = []
+    for name in options.programs or (QUICK if options.quick else PROGRAMS):
+        rows.append(worker(name, folder))
+        print(rows[-1], flush=True)
+    if not (options.quick or options.programs):
+        write_result("gpu_compile", {}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
