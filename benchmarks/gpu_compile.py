@@ -12,7 +12,6 @@ GEODE_JAX_CUDA=FOLDER python -m benchmarks.gpu_compile [--quick] [--programs NAM
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -194,9 +193,7 @@ def compile_for_h100(program: Program) -> tuple[Any, float]:
     from jax.experimental.topologies import TopologyDescription
     from jaxlib import _jax
 
-    if not xla_client.pjrt_plugin_loaded("cuda"):
-        plugin = importlib.util.find_spec("jax_plugins.xla_cuda12").submodule_search_locations[0]
-        xla_client.load_pjrt_plugin_dynamically("cuda", f"{plugin}/xla_cuda_plugin.so")
+    jax.devices()  # JAX now finds the plugin and tells XLA of its libraries, though it does not use it
     if not xla_client.pjrt_plugin_initialized("cuda"):
         xla_client.initialize_pjrt_plugin("cuda")
     # jax.experimental.topologies asks the backend, and there is none without a GPU
@@ -215,15 +212,15 @@ def measure(name: str, program: Program) -> dict[str, Any]:
     compiled, seconds = compile_for_h100(program)
     found = count_kernels(compiled.as_text(), program.num_sweeps)
     kernels = found.sweep if program.num_sweeps else found.kernels
-    return {
+    row = {
         "program": name,
         "compile seconds": seconds,
         "kernels": kernels,
         "loops of unknown length": found.unknown_loops,
         "temporary mebibytes": compiled.memory_analysis().temp_size_in_bytes / 2**20,
         "launches ms": 1e3 * LAUNCH_SECONDS * kernels,
-        "reading ms": 1e3 * program.bytes_read / BYTES_PER_SECOND,
     }
+    return {**row, "reading ms": 1e3 * program.bytes_read / BYTES_PER_SECOND} if program.num_sweeps else row
 
 
 def worker(name: str, folder: str) -> dict[str, Any]:
@@ -259,9 +256,9 @@ def tables() -> list[str]:
     )
     lines = []
     for row in record["rows"]:
+        values = [f"{row[name]:.4g}" if math.isfinite(row.get(name, math.inf)) else "" for name in names]
         given_up = not math.isfinite(row["compile seconds"])
-        values = [f"more than {LONGEST}"] if given_up else [f"{row[name]:.4g}" for name in names]
-        lines.append([row["program"], *values, *[""] * (len(names) - len(values))])
+        lines.append([row["program"], *([f"more than {LONGEST}", *values[1:]] if given_up else values)])
     return [
         f"**What a GPU would be given**, `{record['command']}`: programs compiled for an H100 on a machine without one."
         " Kernels are those of a sweep, or of a block of rows filled in; a loop of unknown length counts as one round."
