@@ -1,8 +1,10 @@
 """What a GPU would be given: the package's programs compiled for an H100 on a machine without one.
 
-For every program: the time to compile it, kernels (launches) of a sweep or of a block of rows, loops whose length the
-compiler does not know (each round waits for the host), and temporary memory. Beside the launches, at LAUNCH_SECONDS
-each, stands what reading a sweep's statistics takes at the card's bandwidth. These two are estimates; nothing is run.
+For every program: the time to compile it (without autotuning), kernels of a sweep or of a block of rows, loops in it
+whose length the compiler does not know (each round waits for the host), and temporary memory beside its arguments. The
+time of launches is LAUNCH_SECONDS for every kernel; XLA may join several into one CUDA graph, which costs less, and a
+loop of unknown length counts as one round, which costs more. Beside it stands what reading a sweep's statistics takes
+at the card's bandwidth. Both times are estimates; nothing is run.
 
 Needs NVIDIA's compiler and JAX's plugin of the same version as jaxlib, in a folder of their own (570 MB), which
 GEODE_JAX_CUDA names:
@@ -13,7 +15,6 @@ GEODE_JAX_CUDA=FOLDER python -m benchmarks.gpu_compile [--quick] [--programs NAM
 
 import argparse
 import json
-import math
 import os
 import re
 import subprocess
@@ -41,16 +42,16 @@ from geode_jax.settings import DictionarySettings, Prior, RankAdaptation, Sample
 FOLDER = "GEODE_JAX_CUDA"
 TARGET = Path(__file__).with_name("h100.txtpb")  # the card, as XLA describes it
 LAUNCH_SECONDS, BYTES_PER_SECOND = 4e-6, 3e12
-LONGEST = 600  # seconds to compile a program, after which it is given up
+LONGEST = 600  # seconds for a program, after which it is given up
 NUM_SWEEPS = 50
 
 Shapes = tuple[Any, ...]
 
 
 class Program(NamedTuple):
-    """A function to compile, the shapes it is called with, and what its loop over sweeps must read in each, in bytes.
+    """A function to compile, the shapes it is called with, and the bytes that a sweep must read.
 
-    `num_sweeps`: sweeps of a call, 0 if it is none of the sampler.
+    `num_sweeps`: sweeps of a call, 0 if it has none.
     """
 
     function: Callable[..., Any]
@@ -129,9 +130,9 @@ QUICK: dict[str, Callable[[], Program]] = {"200 rows": lambda: sampler(200, 10, 
 
 
 class Count(NamedTuple):
-    """Kernels of a computation, those of loops of known length times that; and loops of unknown length.
+    """Kernels of a computation, those of a loop times its rounds where these are known; and loops of unknown length.
 
-    `sweep`: kernels of one round of the longest loop, which is that over sweeps.
+    `sweep`: kernels of one round of the loop over sweeps; 0 if there is none.
     """
 
     kernels: int
@@ -143,7 +144,7 @@ _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _LINE = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (?:\(.*?\)|\S+) ([\w\-]+)\(")
 _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"),
-    *("opt-barrier", "async-done", "async-update"),
+    *("opt-barrier", "add-dependency"),
 }
 
 
@@ -166,22 +167,23 @@ def count_kernels(text: str, num_rounds: int = 0) -> Count:
         for line in computations[name]:
             found = _LINE.match(line)
             operation = found[1] if found else ""
-            if operation in _FREE:
+            if operation in _FREE or operation.endswith(("-done", "-update")):
                 continue
             if operation == "while":
                 body = count(re.search(r"body=%?([\w.\-]+)", line)[1])  # type: ignore[index]
-                rounds = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
-                kernels += body.kernels * (int(rounds[1]) if rounds else 1)
-                unknown += body.unknown_loops + (rounds is None)
-                sweep = max(sweep, body.kernels if rounds and int(rounds[1]) == num_rounds else body.sweep)
-                continue
-            inner = re.findall(r"(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line)
-            inner += re.findall(r"%([\w.\-]+)", "".join(re.findall(r"branch_computations=\{(.*?)\}", line)))
-            if operation not in ("call", "conditional", "async-start"):
-                kernels += 1
-                continue
-            for part in map(count, inner):
+                found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
+                rounds = int(found[1]) if found else 1
+                kernels += body.kernels * rounds
+                unknown += body.unknown_loops + (found is None)
+                sweep = max(sweep, body.kernels if rounds == num_rounds else body.sweep)
+            elif operation in ("call", "conditional", "async-start", "call-start"):
+                names = re.findall(r"(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line)
+                names += re.findall(r"%([\w.\-]+)", "".join(re.findall(r"branch_computations=\{(.*?)\}", line)))
+                # of a conditional, the branch with the most kernels
+                part = max(map(count, names))
                 kernels, unknown, sweep = kernels + part.kernels, unknown + part.unknown_loops, max(sweep, part.sweep)
+            else:
+                kernels += 1
         return Count(kernels, unknown, sweep)
 
     return count(entry)
@@ -212,6 +214,8 @@ def measure(name: str, program: Program) -> dict[str, Any]:
     compiled, seconds = compile_for_h100(program)
     found = count_kernels(compiled.as_text(), program.num_sweeps)
     kernels = found.sweep if program.num_sweeps else found.kernels
+    if kernels == 0:
+        raise RuntimeError(f"{name}: no kernels were found in the compiled program's text")
     row = {
         "program": name,
         "compile seconds": seconds,
@@ -230,6 +234,7 @@ def worker(name: str, folder: str) -> dict[str, Any]:
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}",
         "PATH": f"{compiler / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{folder}",
@@ -238,7 +243,7 @@ def worker(name: str, folder: str) -> dict[str, Any]:
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired:
-        return {"program": name, "compile seconds": math.inf}
+        return {"program": name}
     if done.returncode != 0:
         raise RuntimeError(f"{name}: the compiler ended with {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -246,26 +251,26 @@ def worker(name: str, folder: str) -> dict[str, Any]:
 
 def tables() -> list[str]:
     record = load("gpu_compile")
-    names = (
-        "compile seconds",
-        "kernels",
-        "loops of unknown length",
-        "temporary mebibytes",
-        "launches ms",
-        "reading ms",
-    )
-    lines = []
-    for row in record["rows"]:
-        values = [f"{row[name]:.4g}" if math.isfinite(row.get(name, math.inf)) else "" for name in names]
-        given_up = not math.isfinite(row["compile seconds"])
-        lines.append([row["program"], *([f"more than {LONGEST}", *values[1:]] if given_up else values)])
+    columns = {
+        "compile seconds": ".1f",
+        "kernels": ",",
+        "loops of unknown length": "",
+        "temporary mebibytes": ",.0f",
+        "launches ms": ".2f",
+        "reading ms": ".3f",
+    }
+    rows = [
+        [row["program"], *(format(row[name], style) if name in row else "" for name, style in columns.items())]
+        for row in record["rows"]
+    ]
     return [
-        f"**What a GPU would be given**, `{record['command']}`: programs compiled for an H100 on a machine without one."
-        " Kernels are those of a sweep, or of a block of rows filled in; a loop of unknown length counts as one round."
-        f" Their launches at {1e6 * LAUNCH_SECONDS:.0f} microseconds each, and reading a sweep's statistics at"
-        f" {BYTES_PER_SECOND / 1e12:.0f} TB/s, are estimates.",
+        f"**What a GPU would be given**, `{record['command']}`: programs compiled for an H100 on a machine without one,"
+        f" without autotuning; one that took more than {LONGEST} seconds has no numbers. Kernels are those of a sweep,"
+        " or of a block of rows filled in, with one round of loops of unknown length; temporary memory is beside the"
+        f" arguments. Two estimates: launches, if each took {1e6 * LAUNCH_SECONDS:.0f} microseconds (XLA may join"
+        f" several), and reading a sweep's statistics at {BYTES_PER_SECOND / 1e12:.0f} TB/s.",
         "",
-        *table(["program", *names], lines),
+        *table(["program", *columns], rows),
     ]
 
 
@@ -280,9 +285,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         return []
     folder = os.environ.get(FOLDER)
     if folder is None:
-        raise SystemExit(
-            f"{FOLDER}: expected the folder of JAX's CUDA plugin, see the head of benchmarks/gpu_compile.py"
-        )
+        raise SystemExit(f"{FOLDER} does not name the folder of JAX's CUDA plugin; the head of {__file__} says how")
     rows: list[dict[str, Any]] = []
     for name in options.programs or (QUICK if options.quick else PROGRAMS):
         rows.append(worker(name, folder))

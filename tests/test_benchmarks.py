@@ -407,6 +407,12 @@ HLO = """HloModule sweeps
   ROOT %a = f32[4]{0} fusion(%p), kind=kLoop, calls=%fused
 }
 
+%other (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %a = f32[4]{0} fusion(%p), kind=kLoop, calls=%fused
+  ROOT %b = f32[4]{0} copy(%a)
+}
+
 %ends (p: f32[4]) -> pred[] {
   ROOT %b = pred[] fusion(%p), kind=kLoop, calls=%fused
 }
@@ -417,7 +423,11 @@ HLO = """HloModule sweeps
   %d = f32[4]{0} get-tuple-element(%c), index=0
   %e = f32[4]{0} while(%d), condition=%ends, body=%inner, backend_config={"known_trip_count":{"n":"3"}}
   %g = f32[4]{0} while(%e), condition=%ends, body=%inner
-  ROOT %f = f32[4]{0} call(%g), to_apply=%inner
+  %j = (f32[4]{0}, f32[4]{0}, /*index=2*/u32[]) copy-start(%g)
+  %k = f32[4]{0} copy-done(%j)
+  %l = f32[4]{0} conditional(%s, %k, %k), branch_computations={%inner, %other}
+  %m = f32[4]{0} conditional(%s, %l, %l), true_computation=%inner, false_computation=%other
+  ROOT %f = f32[4]{0} call(%m), to_apply=%inner
 }
 
 ENTRY %main (p: f32[4]) -> f32[4] {
@@ -429,8 +439,8 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 
 
 def test_kernels_are_counted():
-    """A sweep launches 1 custom call, 3 rounds of a loop, 1 round of one of unknown length, and 1 in a call."""
-    assert gpu_compile.count_kernels(HLO, 50) == gpu_compile.Count(kernels=1 + 50 * 6, unknown_loops=1, sweep=6)
+    """A sweep: 1 custom call, 3 rounds of a loop, 1 of one of unknown length, 1 copy, twice 2 of a branch, 1 call."""
+    assert gpu_compile.count_kernels(HLO, 50) == gpu_compile.Count(kernels=1 + 50 * 11, unknown_loops=1, sweep=11)
     assert gpu_compile.count_kernels(HLO).sweep == 0
 
 
