@@ -285,6 +285,15 @@ def test_one_missing_entry_needs_one_round(factor_rows, monkeypatch):
     assert _fill_errors(is_hidden, factor_rows, monkeypatch)[2] == 1
 
 
+def test_a_feature_that_is_never_seen_has_no_size(factor_rows):
+    """The rows of one class may all miss it."""
+    is_hidden = np.zeros(factor_rows.shape, dtype=bool)
+    is_hidden[:, 2] = True
+    assert fill._size(Training(factor_rows, 6, None, ~is_hidden)) == 0.0
+    is_hidden[:100, 3] = True
+    assert 0.0 < fill._size(Training(factor_rows, 6, None, ~is_hidden)) < 10.0
+
+
 def test_rounds_without_folds(factor_rows):
     """All rows are then filled by the dictionary of all rows."""
     is_hidden = np.random.default_rng(1).random(factor_rows.shape) < 0.1

@@ -68,9 +68,11 @@ def _settle(training: Training, plan: Plan, seed: int, fillers: _Fillers, show: 
 
 
 def _size(training: Training) -> float:
-    """What the filled entries add to the mean square of the features that have any, in units of their observed one."""
+    """What the filled entries add to the mean square of the features that have any, in units of the observed one."""
     x, seen = as_array(training.x), training.mask
-    has_fills = ~seen.all(axis=0)
+    has_fills = ~seen.all(axis=0) & seen.any(axis=0)  # a class may never show a feature
+    if not has_fills.any():
+        return 0.0
     squares, seen = np.square(x[:, has_fills], dtype=np.float64), seen[:, has_fills]
     observed = np.sum(squares, axis=0, where=seen) / seen.sum(axis=0)
     filled = np.mean(squares, axis=0, where=~seen) * (~seen).mean(axis=0)
