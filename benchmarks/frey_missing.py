@@ -20,7 +20,8 @@ import geode_jax
 from benchmarks.common import ROOT, blas_on_all_cores, load_frey, timed, write_result
 from benchmarks.frey_inpainting import split
 from benchmarks.tables import load
-from geode_jax.learning.soft_impute import fill_low_rank
+from geode_jax.learning.first_fill import hold_out
+from geode_jax.learning.soft_impute import choose_threshold, fill_by_soft_impute
 
 SHARES = (0.0, 0.2, 0.5)
 RIVALS_AT = 0.2
@@ -67,7 +68,9 @@ def soft_impute(train: np.ndarray, masked: np.ndarray) -> np.ndarray:
     """It has no fit and transform: training and test rows are completed together."""
     rows = np.concatenate([train, masked])
     mean, deviation = np.nanmean(rows, axis=0), np.nanstd(rows)
-    filled = fill_low_rank((rows - mean) / deviation, ~np.isnan(rows), 100, 0)
+    scaled, seen = (rows - mean) / deviation, ~np.isnan(rows)
+    num_thresholds, *_ = choose_threshold(scaled, *hold_out(seen, np.random.default_rng(0)), 100)
+    filled = fill_by_soft_impute(scaled, seen, num_thresholds, 100, 0)
     return (filled * deviation + mean)[len(train) :]
 
 

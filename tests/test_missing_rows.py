@@ -14,7 +14,7 @@ from geode_jax.forest.plan import Plan
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
 from geode_jax.interop.numpyro import GeodeKernel
-from geode_jax.learning.soft_impute import fill_low_rank
+from geode_jax.learning.first_fill import fill_low_rank
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
 

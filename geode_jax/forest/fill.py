@@ -14,6 +14,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.progress import ShowProgress, part_of
@@ -24,7 +25,7 @@ from geode_jax.forest.trees import grow_trees
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.evidence import QuickMixture, cross_fitted_evidence, fit_quick_mixture
 from geode_jax.learning.subspaces import Subspaces, learn_subspaces
-from geode_jax.math.lowrank import latent_given, log_marginal
+from geode_jax.math.lowrank import latent_from, log_marginal, posterior_system
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.rows.folds import Holdout, each_fold
 from geode_jax.rows.training import Training
@@ -50,7 +51,7 @@ def fill_by_conditional_means(training: Training, plan: Plan, seeds: list[int], 
     """
     fillers = _fillers(training)
     training = _settle(training, plan, seeds[0], fillers, part_of(show, 0.0, 0.5))
-    filled = _fill(training, plan, seeds[:FILL_TREES], fillers, part_of(show, 0.5, 1.0))
+    filled = _fill(training, plan, seeds[:FILL_TREES], fillers, part_of(show, 0.5, 1.0), with_draws=True)
     return training._replace(x=filled[0], without=filled[1:] or None)
 
 
@@ -85,10 +86,13 @@ def _fill(
     seeds: list[int],
     fillers: _Fillers,
     show: ShowProgress,
+    *,
+    with_draws: bool = False,
 ) -> list[np.ndarray]:
     """Rows filled with conditional means, averaged over a tree for every seed: one array for each line of the table.
 
-    `fillers`: holdouts, and the table of which of them fills each row, as from :func:`_fillers`.
+    `fillers`: holdouts, and the table of which of them fills each row, as from :func:`_fillers`. `with_draws`: add how
+    far a draw of the coordinates is from their mean, under the first tree; the same random numbers for every line.
     """
     holdouts, filler = fillers
     partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
@@ -101,6 +105,8 @@ def _fill(
     total = np.zeros((*filler.shape, training.num_features), dtype=training.x.dtype)
     rows = training.partial
     seen = training.mask[rows]
+    rng = np.random.default_rng(seeds[0])
+    level, normal = rng.random(rows.size), rng.normal(size=(rows.size, max_rank))
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         show(0.5 + 0.5 * number / len(seeds), "conditional means")
         subspaces = learn_subspaces(scaled.x, partition, plan.subspaces(max_rank, seed), folds, holdouts)
@@ -111,7 +117,10 @@ def _fill(
             if used.size == 0:  # all rows with missing entries are in the fold that is left out
                 continue
             block = Training(scaled.x[rows[used]], training.num_features, by[used], seen[used])
-            total[one, used] += conditional_means(block, mixture, subspaces, candidates[used])
+            means, drawn = conditional(block, mixture, subspaces, candidates[used], level[used], normal[used])
+            total[one, used] += means
+            if with_draws and number == 0:
+                total[one, used] += len(partitions) * (drawn - means)
     filled = []
     for means in total / len(partitions) * scales:
         copy = np.array(training.x)
@@ -139,19 +148,36 @@ def _fillers(training: Training) -> _Fillers:
     return holdouts, filler
 
 
-def conditional_means(
-    rows: Training, mixture: QuickMixture, subspaces: Subspaces, candidates: np.ndarray
-) -> np.ndarray:
-    """Mean of every feature of the rows, (n_m, D), given the observed ones, computed in blocks of rows.
+def conditional(
+    rows: Training,
+    mixture: QuickMixture,
+    subspaces: Subspaces,
+    candidates: np.ndarray,
+    level: np.ndarray,
+    normal: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Every feature of the rows given the observed ones: its mean, (n_m, D), and that at a draw of the coordinates.
 
-    The folds of the `rows` are the numbers of the holdouts of `subspaces` that fill them.
+    Computed in blocks of rows. The folds of the `rows` are the numbers of the holdouts of `subspaces` that fill them.
+    `level` (n_m,), uniform in (0, 1), draws the node, and `normal` (n_m, d) the coordinates there.
     """
-    blocks = np.split(np.arange(rows.x.shape[0]), range(_LARGE_BLOCK, rows.x.shape[0], _LARGE_BLOCK))
-    return np.concatenate([_block_means(rows.taken(at), mixture, subspaces, candidates[at]) for at in blocks])
+    found = []
+    for start in range(0, rows.x.shape[0], _LARGE_BLOCK):
+        at = np.arange(start, min(start + _LARGE_BLOCK, rows.x.shape[0]))
+        found.append(_of_block(rows.taken(at), mixture, subspaces, candidates[at], level[at], normal[at]))
+    means, drawn = zip(*found, strict=True)
+    return np.concatenate(means), np.concatenate(drawn)
 
 
 @one_blas_thread()
-def _block_means(rows: Training, mixture: QuickMixture, subspaces: Subspaces, candidates: np.ndarray) -> np.ndarray:
+def _of_block(
+    rows: Training,
+    mixture: QuickMixture,
+    subspaces: Subspaces,
+    candidates: np.ndarray,
+    level: np.ndarray,
+    normal: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     x, own = as_array(rows.x), rows.own_folds
     grouping = group_rows(rows.mask, own, -(-x.shape[0] // _SYSTEMS))
     centres, bases = subspaces.centres, subspaces.bases
@@ -159,26 +185,47 @@ def _block_means(rows: Training, mixture: QuickMixture, subspaces: Subspaces, ca
     place = np.searchsorted(mixture.nodes, candidates)
     ratio = np.where(mixture.has_direction, mixture.variance / mixture.noise[:, None], 1.0)
     parameters = (np.log(ratio), np.log(mixture.noise), mixture.log_weight)
-    weight, eta = np.empty(candidates.shape, x.dtype), np.empty((*candidates.shape, bases.shape[3]), x.dtype)
+    rank = bases.shape[3]
+    weight, eta = np.empty(candidates.shape, x.dtype), np.empty((*candidates.shape, rank), x.dtype)
+    chosen, eta_drawn = np.empty(x.shape[0], int), np.empty((x.shape[0], rank), x.dtype)
+    stores = (weight, eta, chosen, eta_drawn)
     for number, members in enumerate(grouping.rows):
-        here = members[members >= 0]
+        here, padded = members[members >= 0], np.maximum(members, 0)
         one = jax.tree.map(lambda leaf, at=number: leaf[at], reduced)
-        at_slots = (table[place[np.maximum(members, 0)]].astype(x.dtype) for table in parameters)
-        found = _conditional(one, *(jnp.asarray(table) for table in at_slots))
-        weight[here], eta[here] = (np.asarray(leaf)[: here.size] for leaf in found)
-    mean = np.zeros_like(x)
+        tables = [table[place[padded]] for table in parameters] + [level[padded], normal[padded, :rank]]
+        found = _conditional(one, *(jnp.asarray(table.astype(x.dtype)) for table in tables))
+        for store, leaf in zip(stores, found, strict=True):
+            store[here] = np.asarray(leaf)[: here.size]
+    mean, drawn = np.zeros_like(x), np.zeros_like(x)
     for number in np.unique(own):
         for node in np.unique(candidates[own == number]):
             row, slot = np.nonzero((candidates == node) & (own == number)[:, None])
-            fill = centres[number, node] + eta[row, slot] @ bases[number, node].T
-            mean[row] += weight[row, slot][:, None] * fill
-    return mean
+            centre, basis = centres[number, node], bases[number, node]
+            mean[row] += weight[row, slot][:, None] * (centre + eta[row, slot] @ basis.T)
+            row = row[chosen[row] == slot]
+            drawn[row] = centre + eta_drawn[row] @ basis.T
+    return mean, drawn
 
 
 @jax.jit
-def _conditional(group: PartialRows, neg_log_u: Array, log_noise: Array, log_weight: Array) -> tuple[Array, Array]:
-    """Posterior weights of the candidates and mean coordinates at each; neg_log_u = log(variance / noise)."""
+def _conditional(
+    group: PartialRows, neg_log_u: Array, log_noise: Array, log_weight: Array, level: Array, normal: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Posterior weights of the candidates and mean coordinates at each; a draw of one, and of the coordinates there.
+
+    neg_log_u = log(variance / noise).
+    """
     observed = group.observed(group.at_candidates(group.gram))
-    latent = latent_given(observed, neg_log_u)
-    score = log_weight + log_marginal(observed, latent, neg_log_u, log_noise)
-    return jax.nn.softmax(score, axis=1), latent.mean
+    amplitude, factor = posterior_system(observed.gram, neg_log_u)
+    latent = latent_from(amplitude, factor, observed.cross)
+    weight = jax.nn.softmax(log_weight + log_marginal(observed, latent, neg_log_u, log_noise), axis=1)
+    slot = jnp.sum(jnp.cumsum(weight, axis=1)[:, :-1] <= level[:, None], axis=1)
+
+    def chosen(values: Array) -> Array:
+        return jax.vmap(lambda row, at: row[at])(values, slot)
+
+    half = lax.linalg.triangular_solve(chosen(factor), normal[..., None], left_side=True, lower=True, transpose_a=True)[
+        ..., 0
+    ]
+    spread = jnp.exp(0.5 * chosen(log_noise))[:, None] * chosen(amplitude)
+    return weight, latent.mean, slot, chosen(latent.mean) + spread * half

@@ -18,7 +18,7 @@ from geode_jax.forest.fill import fill_by_conditional_means
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.freeze import freeze_borrowed, freeze_forest, freeze_partial_rows, zero_parts
 from geode_jax.forest.plan import Plan
-from geode_jax.learning.soft_impute import fill_low_rank
+from geode_jax.learning.first_fill import fill_low_rank
 from geode_jax.model.found import Found
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds

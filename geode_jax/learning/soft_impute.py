@@ -1,8 +1,8 @@
-"""A first fill of missing entries by one low-rank matrix, on which the first trees are grown.
+"""Missing entries filled by one low-rank matrix.
 
 Soft-impute (Mazumder, Hastie & Tibshirani 2010): fill, take the leading components with their singular values lowered
 by a threshold, fill from these, and repeat. The threshold is lowered in steps, each started from the last one's
-solution, to the value that predicts held-out observed entries best.
+solution.
 """
 
 import numpy as np
@@ -11,51 +11,48 @@ from sklearn.utils.extmath import randomized_svd
 
 from geode_jax.learning.subspaces import EXACT_MAX_SIDE
 
-HELD_OUT_SHARE = 0.05
-# Rows on which the threshold is chosen; more do not help.
-LARGEST_SAMPLE = 4000
-RATIO, NUM_THRESHOLDS = 0.6, 16
+# Thresholds, as shares of the largest singular value, which grows as the root of the number of rows.
+THRESHOLDS = 0.6 ** np.arange(1, 17)
 NUM_STEPS = 30
 TOLERANCE = 1e-3
 
 
-def fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: int) -> np.ndarray:
-    """Rows (n, D) with missing entries filled, by at most `max_rank` components; column means should be near 0."""
-    rng = np.random.default_rng(seed)
-    start = np.where(is_observed, x, 0.0).astype(x.dtype)
-    sample = rng.permutation(x.shape[0])[:LARGEST_SAMPLE]
-    # the largest singular value grows as the root of the number of rows
-    thresholds = RATIO ** np.arange(1, NUM_THRESHOLDS + 1)
-    count = _choose_threshold(start[sample], is_observed[sample], thresholds, max_rank, rng)
-    filled = start
-    largest = _largest_singular(start, seed)
-    for threshold in thresholds[:count]:
+def fill_by_soft_impute(
+    x: np.ndarray, is_observed: np.ndarray, num_thresholds: int, max_rank: int, seed: int
+) -> np.ndarray:
+    """Rows (n, D) with missing entries filled, by at most `max_rank` components; column means should be near 0.
+
+    `num_thresholds`: how many of the thresholds to go through.
+    """
+    filled = np.where(is_observed, x, 0.0).astype(x.dtype)
+    largest = _largest_singular(filled, seed)
+    for threshold in THRESHOLDS[:num_thresholds]:
         filled = _soft_impute(filled, is_observed, threshold * largest, max_rank, seed)
     return filled
 
 
-def _choose_threshold(
-    x: np.ndarray, is_observed: np.ndarray, thresholds: np.ndarray, max_rank: int, rng: np.random.Generator
-) -> int:
-    """The number of thresholds to go through; every row keeps an observed entry that is not held out."""
-    held_out = is_observed & (rng.uniform(size=x.shape) < HELD_OUT_SHARE)
-    held_out &= is_observed.cumsum(axis=1) > 1
-    kept = is_observed & ~held_out
+def choose_threshold(
+    x: np.ndarray, kept: np.ndarray, held_out: np.ndarray, max_rank: int
+) -> tuple[int, float, np.ndarray]:
+    """How many thresholds to go through to predict the held-out entries best; their squared error, and the fill.
+
+    `kept`: the entries to learn from. `kept` and `held_out` are masks of the rows' shape.
+    """
     filled = np.where(kept, x, 0.0).astype(x.dtype)
     largest = _largest_singular(filled, 0)
-    best, best_error = 0, float(np.square(x[held_out]).sum())
-    for number, threshold in enumerate(thresholds, start=1):
+    best, best_error, best_filled = 0, float(np.square(x[held_out]).sum()), filled
+    for number, threshold in enumerate(THRESHOLDS, start=1):
         filled = _soft_impute(filled, kept, threshold * largest, max_rank, 0)
         error = float(np.square((filled - x)[held_out]).sum())
         if error < best_error:
-            best, best_error = number, error
+            best, best_error, best_filled = number, error, filled
         elif number >= best + 2:
             break
-    return best
+    return best, best_error, best_filled
 
 
 def _largest_singular(x: np.ndarray, seed: int) -> float:
-    return float(_leading_components(x - x.mean(axis=0), 1, seed)[1][0])
+    return float(leading_components(x - x.mean(axis=0), 1, seed)[1][0])
 
 
 def _soft_impute(filled: np.ndarray, is_observed: np.ndarray, threshold: float, max_rank: int, seed: int) -> np.ndarray:
@@ -63,7 +60,7 @@ def _soft_impute(filled: np.ndarray, is_observed: np.ndarray, threshold: float, 
     rank = min(max_rank, *filled.shape)
     for _ in range(NUM_STEPS):
         mean = filled.mean(axis=0)
-        left, singular, right = _leading_components(filled - mean, rank, seed)
+        left, singular, right = leading_components(filled - mean, rank, seed)
         shrunk = np.maximum(singular - threshold, 0.0).astype(filled.dtype)
         low_rank = mean + (left * shrunk) @ right
         change = np.square((low_rank - filled)[missing], dtype=np.float64).sum()
@@ -74,7 +71,8 @@ def _soft_impute(filled: np.ndarray, is_observed: np.ndarray, threshold: float, 
     return filled
 
 
-def _leading_components(x: np.ndarray, rank: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def leading_components(x: np.ndarray, rank: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Singular vectors and values of rows (n, D), the largest first: (n, rank), (rank,), (rank, D)."""
     n, num_features = x.shape
     if min(n, num_features) > EXACT_MAX_SIDE:
         return randomized_svd(x, rank, n_iter=2, random_state=seed)

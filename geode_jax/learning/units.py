@@ -11,7 +11,7 @@ import numpy as np
 
 from geode_jax.learning.evidence import Gain
 from geode_jax.learning.feature_noise import FeatureScales, middle_cells
-from geode_jax.learning.soft_impute import fill_low_rank
+from geode_jax.learning.first_fill import fill_low_rank
 from geode_jax.partition.metis import Partition, TreeOptions, default_depth, partition_rows
 from geode_jax.partition.neighbours import neighbour_graph
 from geode_jax.rows.blocks import slices

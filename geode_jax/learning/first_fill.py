@@ -1,0 +1,51 @@
+"""The first fill of missing entries, on which the first trees are grown: of two ways, the one that predicts better.
+
+Factor analysis is unbiased where what is seen decides what is missing, but takes few factors only; soft-impute takes as
+many components as there are, and shrinks its fills to the mean. Both are tried on observed entries that are held out.
+"""
+
+import numpy as np
+
+from geode_jax.learning.factor_fill import fill_by_factors, learn_factors, means_given
+from geode_jax.learning.soft_impute import choose_threshold, fill_by_soft_impute
+
+HELD_OUT_SHARE = 0.05
+# Rows on which the ways are compared; more do not help.
+LARGEST_SAMPLE = 4000
+# Numbers of factors that are tried, as long as a step's work, n D d^2, is bounded.
+NUM_FACTORS, MOST_WORK = (1, 2, 3, 5, 8, 12, 18, 27), 2**31
+
+
+def fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: int) -> np.ndarray:
+    """Rows (n, D) with missing entries filled, by at most `max_rank` components; column means should be near 0."""
+    rng = np.random.default_rng(seed)
+    sample = rng.permutation(x.shape[0])[:LARGEST_SAMPLE]
+    rows, seen = np.where(is_observed, x, 0.0).astype(x.dtype)[sample], is_observed[sample]
+    kept, held_out = hold_out(seen, rng)
+    num_thresholds, error, start = choose_threshold(rows, kept, held_out, max_rank)
+    num_factors, error_of_factors = _choose_factors(rows, kept, held_out, start, max_rank)
+    if error_of_factors >= error:
+        return fill_by_soft_impute(x, is_observed, num_thresholds, max_rank, seed)
+    start = fill_by_soft_impute(rows, seen, num_thresholds, max_rank, seed)
+    return fill_by_factors(x, is_observed, learn_factors(rows, seen, start, num_factors))
+
+
+def hold_out(is_observed: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Masks of the entries to learn from, and of those held out; every row keeps an observed entry."""
+    held_out = is_observed & (rng.uniform(size=is_observed.shape) < HELD_OUT_SHARE)
+    held_out &= is_observed.cumsum(axis=1) > 1
+    return is_observed & ~held_out, held_out
+
+
+def _choose_factors(
+    x: np.ndarray, kept: np.ndarray, held_out: np.ndarray, start: np.ndarray, max_rank: int
+) -> tuple[int, float]:
+    """The number of factors that predict the held-out entries best, and their squared error."""
+    best, best_error, worse = 0, np.inf, 0
+    for number in NUM_FACTORS:
+        if number > min(max_rank, min(x.shape) - 1) or x.size * number**2 > MOST_WORK or worse == 2:
+            break
+        found = means_given(learn_factors(x, kept, start, number, roughly=True), x, kept)
+        error = float(np.square((found - x)[held_out]).sum())
+        best, best_error, worse = (number, error, 0) if error < best_error else (best, best_error, worse + 1)
+    return best, best_error
