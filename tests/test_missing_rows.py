@@ -213,8 +213,7 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(filled, monkeypatch):
     monkeypatch.setattr(fill, "MOST_ROUNDS", 0)
     with jax_settings(np.float32):
         first, second = (
-            fill.fill_by_conditional_means(rows, plan, [0], lambda *_: None)
-            for rows in (training, _with_moved_fold(training))
+            fill.fill_conditionally(rows, plan, [0], lambda *_: None) for rows in (training, _with_moved_fold(training))
         )
     others = training.folds != 0
     np.testing.assert_array_equal(first.without[0][others], second.without[0][others])
@@ -256,7 +255,7 @@ def _fill_errors(is_hidden, x, monkeypatch):
         for most in (0, MOST_ROUNDS):
             monkeypatch.setattr(fill, "MOST_ROUNDS", most)
             training = Training(first, x.shape[1], folds, ~is_hidden)
-            found = fill.fill_by_conditional_means(training, plan, [0], lambda *_: None).x
+            found = fill.fill_conditionally(training, plan, [0], lambda *_: None).x
             np.testing.assert_array_equal(found[~is_hidden], x[~is_hidden])
             errors.append(np.sqrt(np.square(found - x)[is_hidden].mean()))
     return (*errors, len(rounds) - 2)
@@ -300,7 +299,7 @@ def test_rounds_without_folds(factor_rows):
     plan = Plan.of(dataclasses.replace(DICTIONARY, cross_fit=None), 200, 6, int(is_hidden.any(axis=1).sum()))
     with jax_settings(np.float32):
         first = fill_low_rank(np.where(is_hidden, np.nan, factor_rows), ~is_hidden, 3, 0)
-        found = fill.fill_by_conditional_means(Training(first, 6, None, ~is_hidden), plan, [0], lambda *_: None)
+        found = fill.fill_conditionally(Training(first, 6, None, ~is_hidden), plan, [0], lambda *_: None)
     assert found.without is None
     assert np.isfinite(found.x).all()
     np.testing.assert_array_equal(found.x[~is_hidden], factor_rows[~is_hidden])

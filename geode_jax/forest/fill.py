@@ -1,11 +1,14 @@
-"""Conditional means of missing features given the observed ones, with which stage one refines its first fill.
+"""Missing features given the observed ones, with which stage one refines its first fill.
 
-They are under the quick mixture of `learning/evidence.py`, at a row's candidate nodes, from the dictionaries that left
-its fold out: a row must not be filled from the values it was filled with just before.
+A row is filled with its conditional mean and a random deviation from it, under the quick mixture of
+`learning/evidence.py`, at its candidate nodes, from the dictionaries that left its fold out: a row must not be filled
+from the values it was filled with just before. The deviation is that of a draw of the row's coordinates. Without it
+the fills lack the variance that the observed features leave, and so do the directions learned from them; intervals
+were too narrow. The noise is left out, as it has no direction.
 
-The first fill is shrunk towards the mean. One round of conditional means undoes only a part of that, least where few
-rows are observed, as the dictionary is learned from the shrunk fills. So rounds, of one tree each, are repeated until
-the fills hardly grow, much as in an EM algorithm (but with means alone); a last round over several trees follows.
+A first fill may be shrunk towards the mean, and one round undoes only a part of that, least where few rows are
+observed, as the dictionary is learned from the shrunk fills. So rounds, of one tree each, are repeated until the fills
+hardly grow, much as in a stochastic EM algorithm; a last round over several trees follows.
 """
 
 import itertools
@@ -31,7 +34,7 @@ from geode_jax.rows.folds import Holdout, each_fold
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import View, as_array
 
-# Trees whose conditional means fill missing entries in the last round.
+# Trees over which the conditional means of the last round are averaged.
 FILL_TREES = 2
 # Rounds before the last: until the fills' size (`_size`) grows by no more than this, and at most so many.
 SETTLED, MOST_ROUNDS = 0.0025, 16
@@ -40,8 +43,8 @@ _SYSTEMS = 256  # rows whose systems of equations are solved at once
 _Fillers: TypeAlias = tuple[list[Holdout], np.ndarray]
 
 
-def fill_by_conditional_means(training: Training, plan: Plan, seeds: list[int], show: ShowProgress) -> Training:
-    """Replace the first fill of missing entries by conditional means, in rounds until they settle.
+def fill_conditionally(training: Training, plan: Plan, seeds: list[int], show: ShowProgress) -> Training:
+    """Replace the first fill of missing entries, in rounds until the fills settle.
 
     A row is filled by dictionaries that left its fold out: one that was learned from the row would reproduce what the
     row was filled with before. And where rows are to train the dictionary without some fold, the last round fills them
@@ -51,7 +54,7 @@ def fill_by_conditional_means(training: Training, plan: Plan, seeds: list[int], 
     """
     fillers = _fillers(training)
     training = _settle(training, plan, seeds[0], fillers, part_of(show, 0.0, 0.5))
-    filled = _fill(training, plan, seeds[:FILL_TREES], fillers, part_of(show, 0.5, 1.0), with_draws=True)
+    filled = _fill(training, plan, seeds[:FILL_TREES], fillers, part_of(show, 0.5, 1.0))
     return training._replace(x=filled[0], without=filled[1:] or None)
 
 
@@ -86,13 +89,11 @@ def _fill(
     seeds: list[int],
     fillers: _Fillers,
     show: ShowProgress,
-    *,
-    with_draws: bool = False,
 ) -> list[np.ndarray]:
-    """Rows filled with conditional means, averaged over a tree for every seed: one array for each line of the table.
+    """Rows filled with conditional means, averaged over a tree for every seed, and a deviation under the first tree.
 
-    `fillers`: holdouts, and the table of which of them fills each row, as from :func:`_fillers`. `with_draws`: add how
-    far a draw of the coordinates is from their mean, under the first tree; the same random numbers for every line.
+    One array for each line of the table, with the same random numbers. `fillers`: holdouts, and the table of which of
+    them fills each row, as from :func:`_fillers`.
     """
     holdouts, filler = fillers
     partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
@@ -119,7 +120,7 @@ def _fill(
             block = Training(scaled.x[rows[used]], training.num_features, by[used], seen[used])
             means, drawn = conditional(block, mixture, subspaces, candidates[used], level[used], normal[used])
             total[one, used] += means
-            if with_draws and number == 0:
+            if number == 0:
                 total[one, used] += len(partitions) * (drawn - means)
     filled = []
     for means in total / len(partitions) * scales:

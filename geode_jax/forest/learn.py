@@ -14,7 +14,7 @@ from geode_jax._runtime.progress import ShowProgress, part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.forest.dictionaries import learn
 from geode_jax.forest.feature_scales import divide_by_units
-from geode_jax.forest.fill import fill_by_conditional_means
+from geode_jax.forest.fill import fill_conditionally
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.freeze import freeze_borrowed, freeze_forest, freeze_partial_rows, zero_parts
 from geode_jax.forest.plan import Plan
@@ -106,7 +106,7 @@ def grow_in_frame(
     training = [Training(x, num_features, folds, is_observed)]
     del x
     if is_observed is not None:
-        training.append(fill_by_conditional_means(training.pop(), plan, seeds, part_of(show, 0.0, 0.5, "filling: ")))
+        training.append(fill_conditionally(training.pop(), plan, seeds, part_of(show, 0.0, 0.5, "filling: ")))
         show_learning = part_of(show, 0.5, 1.0)
     dtype = training[0].x.dtype
 

@@ -30,17 +30,26 @@ class Factors(NamedTuple):
     noise: np.ndarray
 
 
-def fill_by_factors(x: np.ndarray, is_observed: np.ndarray, factors: Factors) -> np.ndarray:
-    """Rows (n, D) whose missing entries are their means given the observed ones."""
+def fill_by_factors(x: np.ndarray, is_observed: np.ndarray, factors: Factors, seed: int) -> np.ndarray:
+    """Rows (n, D) whose missing entries are ``mu + W z``, with z drawn given the observed ones.
+
+    Fills with the mean of z would leave out its variance. What is learned from them would take the missing entries for
+    a function of the observed ones, and intervals would be too narrow.
+    """
+    rng = np.random.default_rng(seed)
     filled = np.array(x)
     for at in range(0, x.shape[0], _BLOCK_ROWS):
         rows, seen = x[at : at + _BLOCK_ROWS], is_observed[at : at + _BLOCK_ROWS]
-        filled[at : at + _BLOCK_ROWS] = np.where(seen, rows, means_given(factors, rows, seen))
+        z, square = _expect(factors, rows, seen)
+        covariance = square - z[:, :, None] * z[:, None, :]
+        root = np.linalg.cholesky(covariance + 1e-9 * np.eye(z.shape[1]))
+        z += np.einsum("nij,nj->ni", root, rng.normal(size=z.shape))
+        filled[at : at + _BLOCK_ROWS] = np.where(seen, rows, z @ factors.loadings.T + factors.mean)
     return filled
 
 
 def means_given(factors: Factors, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
-    """``mu + W E[z]`` of every row, (n, D), given its observed entries."""
+    """The mean ``mu + W E[z]`` of every row, (n, D), given its observed entries."""
     return _expect(factors, x, is_observed)[0] @ factors.loadings.T + factors.mean
 
 

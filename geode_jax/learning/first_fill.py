@@ -27,7 +27,7 @@ def fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: i
     if error_of_factors >= error:
         return fill_by_soft_impute(x, is_observed, num_thresholds, max_rank, seed)
     start = fill_by_soft_impute(rows, seen, num_thresholds, max_rank, seed)
-    return fill_by_factors(x, is_observed, learn_factors(rows, seen, start, num_factors))
+    return fill_by_factors(x, is_observed, learn_factors(rows, seen, start, num_factors), seed)
 
 
 def hold_out(is_observed: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
