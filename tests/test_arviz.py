@@ -50,6 +50,32 @@ def test_signal_is_alpha_in_data_units(posterior):
     np.testing.assert_allclose(found, unit * np.sqrt(alpha2), rtol=1e-5)
 
 
+def test_replicated_data_are_what_plot_ppc_takes(posterior, data):
+    found = to_arviz(posterior, data[:40], jax.random.key(0), num_replications=10)
+    replications = found["posterior_predictive"]["x"]
+    assert replications.dims == ("chain", "draw", "row", "feature")
+    assert replications.shape == (2, 10, 40, 6)
+    np.testing.assert_array_equal(replications["draw"], np.linspace(0, 29, 10).round())
+    mean = geode_jax.sample(jax.random.key(1), posterior, 800).mean(axis=0)
+    tolerance = 4 * data.std(axis=0).max() / np.sqrt(400)
+    np.testing.assert_allclose(replications.mean(["chain", "draw", "row"]), mean, atol=tolerance)
+    if arviz.__version__.startswith("0."):
+        arviz.plot_ppc(found, flatten=["row"], backend_kwargs={"squeeze": True})
+    with pytest.raises(ValueError, match="X: expected rows to compare new ones with"):
+        to_arviz(posterior, key=jax.random.key(0))
+
+
+def test_replicated_data_are_of_one_draw_each(posterior, data):
+    """If the noise of one draw is tiny and its nodes have no spread, its rows are centres."""
+    log_sigma2, neg_log_u = np.array(posterior.draws.log_sigma2), np.array(posterior.draws.neg_log_u)
+    log_sigma2[:, 0, 0], neg_log_u[:, 0, 0] = -60.0, 0.0
+    changed = eqx.tree_at(lambda it: (it.draws.log_sigma2, it.draws.neg_log_u), posterior, (log_sigma2, neg_log_u))
+    found = to_arviz(changed, data[:40], jax.random.key(0), num_replications=2)["posterior_predictive"]["x"].values
+    distinct = [[len(np.unique(rows.round(4), axis=0)) for rows in chain] for chain in found]
+    assert distinct[0][0] <= 14  # nodes of two trees
+    assert distinct[0][1] == distinct[1][0] == distinct[1][1] == 40
+
+
 def test_without_rows_there_is_no_likelihood(posterior):
     found = to_arviz(posterior)
     groups = set(found.groups()) if not isinstance(found, xarray.DataTree) else set(found.children)

@@ -81,6 +81,19 @@ def test_streams(folder, suffix, data):
     assert np.unique(_read(target), axis=0).shape == (7, 6)
 
 
+def test_calibration_rows(folder, data):
+    """Novelty of rows with holes, and calibrated intervals, against a table of rows that were not in the fit."""
+    model, target, known = str(folder / "model.npz"), folder / "out.csv", str(folder / "whole.parquet")
+    fitted = geode_jax.GeodeDensity.load(model)
+    del fitted.feature_names_in_
+    holes, rows = np.load(folder / "holes.npy"), _read(folder / "whole.parquet")
+    source, more = str(folder / "holes.csv"), ["--calibration", known, "--quiet"]
+    assert run(["score", model, source, str(target), "--novelty", *more]) == 0
+    np.testing.assert_allclose(_read(target)[:, 1], fitted.novelty(holes, rows))
+    assert run(["impute", model, source, str(target), "--interval", "0.8", *more]) == 0
+    np.testing.assert_allclose(_read(target), np.concatenate(fitted.impute(holes, 0.8, rows), axis=1), rtol=1e-5)
+
+
 def test_columns_have_names(folder):
     model, source, target = str(folder / "model.npz"), str(folder / "holes.npy"), folder / "named.csv"
     assert run(["impute", model, source, str(target), "--interval", "0.8", "--quiet"]) == 0
@@ -107,6 +120,7 @@ def test_info(folder, capsys):
 def test_failures_are_one_line(folder, capsys):
     """Exit code 1, one line that names the file and what is wrong with it, and no file left behind."""
     model, out = str(folder / "model.npz"), folder / "none.csv"
+    known = ["--calibration", str(folder / "flat.npy")]
 
     def text(content):
         path = folder / f"bad {len(list(folder.glob('bad *')))}.csv"
@@ -150,6 +164,9 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, str(folder / "two.npz"), str(out)], "one called X, got a, b"),
         (["score", model, str(folder / "words.parquet"), str(out)], "column 'a': expected numbers"),
         (["score", model, str(folder / "holes.csv"), str(out), "--novelty"], "NaN"),
+        (["score", model, str(folder / "holes.csv"), str(out), *known], "--calibration: expected --novelty"),
+        (["score", model, str(folder / "holes.csv"), str(out), "--novelty", *known], "flat.npy: expected"),
+        (["impute", model, str(folder / "holes.csv"), str(out), "--quiet", *known], "flat.npy: expected"),
         (["score", model, str(folder / "holes.csv"), str(folder / "no" / "x.csv")], "No such file"),
         (["score", str(folder / "broken.npz"), str(folder / "holes.csv"), str(out)], "expected a file written by"),
         (["score", str(folder / "holes.npz"), str(folder / "holes.csv"), str(out)], "expected a file written by"),

@@ -90,8 +90,41 @@ def test_novelty_has_the_false_alarms_that_it_promises():
         assert (p_values < level).mean() == pytest.approx(level, abs=4 * deviation)
     assert p_values.min() >= 1 / 301
     assert model.novelty(_rows(20, 4) + 30.0 * np.random.default_rng(0).normal(size=(20, 12))).max() < 0.01
-    with pytest.raises(ValueError, match="X: expected no missing values here, got 1 NaN"):
+    with pytest.raises(ValueError, match="X: expected no missing values without calibration rows, got 1 NaN"):
         model.novelty(np.where(np.arange(24).reshape(2, 12) == 3, np.nan, _rows(2, 5)))
+
+
+def test_novelty_of_rows_with_holes_holds_for_every_mask(posterior):
+    """Each row against calibration rows under its own mask: uniform p-values for two masks of different density."""
+    model = geode_jax.GeodeDensity()
+    model.posterior_, model.n_features_in_ = posterior, 6
+    rows = geode_jax.sample(jax.random.key(0), posterior, 1200)
+    new, known = np.array(rows[:900]), rows[900:]
+    new[:300, 0] = np.nan
+    new[300:600, 1:5] = np.nan
+    found = model.novelty(new, calibration=known)
+    for mask in range(3):
+        for level in (0.1, 0.5):
+            deviation = np.sqrt(level * (1 - level) * (1 / 300 + 1 / 300))
+            assert (found[300 * mask : 300 * (mask + 1)] < level).mean() == pytest.approx(level, abs=4 * deviation)
+    assert found.min() >= 1 / 301
+    strange = np.array(new[[0, 300, 600]])
+    strange[:, 5] += 100 * posterior.scale[5]
+    assert (model.novelty(strange, calibration=known) == 1 / 301).all()
+    assert model.novelty(np.full((1, 6), np.nan), calibration=known)[0] == 1.0
+
+
+def test_calibration_rows_must_show_what_the_row_shows(posterior):
+    model = geode_jax.GeodeDensity()
+    model.posterior_, model.n_features_in_ = posterior, 6
+    known = np.array(geode_jax.sample(jax.random.key(0), posterior, 20))
+    new = known[:3].copy()
+    known[:19, 2] = np.nan
+    np.testing.assert_array_equal(model.novelty(new, calibration=known[19:]), model.novelty(new, calibration=known))
+    with pytest.raises(ValueError, match=r"calibration: expected rows that show what X\[0\] shows, and there is none"):
+        model.novelty(new, calibration=known[:19])
+    new[:, 2] = np.nan
+    assert model.novelty(new, calibration=known[:19]).min() >= 1 / 20
 
 
 @pytest.mark.slow

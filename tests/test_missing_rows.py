@@ -14,7 +14,10 @@ from geode_jax.forest.plan import Plan
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
 from geode_jax.interop.numpyro import GeodeKernel
+from geode_jax.learning import factor_fill, first_fill
+from geode_jax.learning.factor_fill import fill_by_factors, learn_factors, means_given
 from geode_jax.learning.first_fill import fill_low_rank
+from geode_jax.learning.soft_impute import fill_by_soft_impute
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
 
@@ -243,45 +246,66 @@ def factor_rows():
     return (rng.normal(size=(200, 2)) @ rng.normal(size=(2, 6)) + 0.3 * rng.normal(size=(200, 6))).astype(np.float32)
 
 
-def _fill_errors(is_hidden, x, monkeypatch):
-    """Root mean square errors of the fills with no round before the last, and with rounds until they settle."""
+def _by_the_first(rng, x):
+    """Half of the features hidden together, with a probability that rises with the first one."""
+    is_hidden = np.zeros(x.shape, dtype=bool)
+    is_hidden[rng.random(len(x)) < 1 / (1 + np.exp(-2 * x[:, 0] / x[:, 0].std())), 3:] = True
+    return is_hidden
+
+
+def _rounds(is_hidden, x, monkeypatch):
+    """Sizes of the fills, as shares of that of the hidden values: the first fill, after the last round alone, and after
+    rounds until they settle; and the number of these."""
     folds = np.arange(len(x)) % 3
     plan = Plan.of(DICTIONARY, *x.shape, int(is_hidden.any(axis=1).sum()))
     rounds, one_round = [], fill._fill
     monkeypatch.setattr(fill, "_fill", lambda *arguments: rounds.append(1) or one_round(*arguments))
-    errors = []
     with jax_settings(np.float32):
-        first = fill_low_rank(np.where(is_hidden, np.nan, x), ~is_hidden, 3, 0)
+        fills = [fill_by_soft_impute(np.where(is_hidden, np.nan, x), ~is_hidden, 3, 3, 0)]
         for most in (0, MOST_ROUNDS):
             monkeypatch.setattr(fill, "MOST_ROUNDS", most)
-            training = Training(first, x.shape[1], folds, ~is_hidden)
-            found = fill.fill_conditionally(training, plan, [0], lambda *_: None).x
-            np.testing.assert_array_equal(found[~is_hidden], x[~is_hidden])
-            errors.append(np.sqrt(np.square(found - x)[is_hidden].mean()))
-    return (*errors, len(rounds) - 2)
+            training = Training(fills[0], x.shape[1], folds, ~is_hidden)
+            fills.append(fill.fill_conditionally(training, plan, [0], lambda *_: None).x)
+    for found in fills:
+        np.testing.assert_array_equal(found[~is_hidden], x[~is_hidden])
+    size = np.square(x[is_hidden]).mean()
+    return [np.square(found[is_hidden]).mean() / size for found in fills], len(rounds) - 2
 
 
 def test_fills_settle_where_few_rows_are_observed(factor_rows, monkeypatch):
-    """The first fill is shrunk to the mean, and one round of conditional means undoes only a part of it."""
-    x, rng = factor_rows, np.random.default_rng(1)
-    is_hidden = np.zeros(x.shape, dtype=bool)
-    is_hidden[rng.random(200) < 1 / (1 + np.exp(-2 * x[:, 0] / x[:, 0].std())), 3:] = True
-    one, settled, num_rounds = _fill_errors(is_hidden, x, monkeypatch)
-    assert settled < 0.75 * one
+    """A first fill that is shrunk to the mean: one round undoes only a part of it, and more rounds more of it."""
+    is_hidden = _by_the_first(np.random.default_rng(1), factor_rows)
+    (first, one, settled), num_rounds = _rounds(is_hidden, factor_rows, monkeypatch)
+    assert first < one < settled - 0.1
+    assert settled < 1.1
     assert num_rounds > 1
 
 
 def test_fills_settle_soon_where_values_are_missing_at_random(factor_rows, monkeypatch):
-    x, rng = factor_rows, np.random.default_rng(1)
-    one, settled, num_rounds = _fill_errors(rng.random(x.shape) < 0.1, x, monkeypatch)
-    assert settled < 1.05 * one
+    is_hidden = np.random.default_rng(1).random(factor_rows.shape) < 0.1
+    (_, one, settled), num_rounds = _rounds(is_hidden, factor_rows, monkeypatch)
+    assert settled == pytest.approx(one, abs=0.1)
     assert num_rounds <= MOST_ROUNDS // 2
 
 
 def test_one_missing_entry_needs_one_round(factor_rows, monkeypatch):
     is_hidden = np.zeros(factor_rows.shape, dtype=bool)
     is_hidden[17, 2] = True
-    assert _fill_errors(is_hidden, factor_rows, monkeypatch)[2] == 1
+    assert _rounds(is_hidden, factor_rows, monkeypatch)[1] <= 2
+
+
+def test_fills_have_the_variance_that_is_left(factor_rows):
+    """Given one feature of six, two factors vary yet: fills by means would be a function of that feature."""
+    is_hidden = np.zeros(factor_rows.shape, dtype=bool)
+    is_hidden[100:, 1:] = True
+    plan = Plan.of(DICTIONARY, *factor_rows.shape, 100)
+    with jax_settings(np.float32):
+        training = Training(factor_rows.copy(), 6, np.arange(200) % 3, ~is_hidden)  # as if the fill were perfect
+        found = fill.fill_conditionally(training, plan, [0], lambda *_: None)
+    for x in (found.x, *found.without):
+        filled, truth = np.cov(x[100:].T), np.cov(factor_rows[100:].T)
+        assert np.trace(filled) == pytest.approx(np.trace(truth), rel=0.3)
+        assert np.linalg.eigvalsh(filled)[-2] > 0.5 * np.linalg.eigvalsh(truth)[-2]
 
 
 def test_a_feature_that_is_never_seen_has_no_size(factor_rows):
@@ -313,6 +337,57 @@ def test_few_rows_with_missing_features(data, holes):
     forest = geode_jax.learn_forest(jax.random.key(0), hidden, dictionary=DICTIONARY)
     assert forest.num_rows == len(data)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((forest.dictionary, forest.partial)))
+
+
+def _conditional(x, is_hidden, covariance):
+    """Means and variances of the hidden entries of Gaussian rows of mean 0."""
+    mean, variance = x.copy(), np.zeros(x.shape)
+    for number, hidden in enumerate(is_hidden):
+        across = covariance[np.ix_(hidden, ~hidden)]
+        weights = np.linalg.solve(covariance[np.ix_(~hidden, ~hidden)], across.T).T
+        mean[number, hidden] = weights @ x[number, ~hidden]
+        variance[number, hidden] = np.diag(covariance)[hidden] - np.sum(weights * across, axis=1)
+    return mean, variance
+
+
+def test_factors_fill_as_the_true_distribution_does(monkeypatch):
+    """Where hiding depends on a feature that is seen, maximum likelihood does not shrink to the mean; in few steps."""
+    monkeypatch.setattr(factor_fill, "NUM_STEPS", 8)
+    rng = np.random.default_rng(0)
+    loadings = rng.normal(size=(2, 6))
+    x = rng.normal(size=(1000, 2)) @ loadings + 0.3 * rng.normal(size=(1000, 6)) + 5.0
+    is_hidden = _by_the_first(rng, x - 5.0)
+    factors = learn_factors(x, ~is_hidden, np.where(is_hidden, 0.0, x), 2)
+    truth, variance = _conditional(x - 5.0, is_hidden, loadings.T @ loadings + 0.09 * np.eye(6))
+    found = means_given(factors, np.where(is_hidden, np.nan, x), ~is_hidden)
+    assert np.sqrt(np.square(found - 5.0 - truth)[is_hidden].mean()) < 0.1
+    np.testing.assert_allclose(factors.noise, 0.09, rtol=0.4)
+    drawn = fill_by_factors(x, ~is_hidden, factors, 0)
+    np.testing.assert_array_equal(drawn[~is_hidden], x[~is_hidden])
+    # draws of the factors have no noise
+    left = (variance[is_hidden] - 0.09).mean()
+    assert np.square(drawn - found)[is_hidden].mean() == pytest.approx(left, rel=0.2)
+
+
+def test_factors_of_a_feature_that_is_never_seen():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 4))
+    is_observed = rng.random(x.shape) < 0.8
+    is_observed[:, 2] = False
+    filled = fill_by_factors(x, is_observed, learn_factors(x, is_observed, np.where(is_observed, x, 0.0), 2), 0)
+    assert np.isfinite(filled).all()
+    np.testing.assert_array_equal(filled[:, 2], 0.0)
+
+
+@pytest.mark.parametrize(("rank", "has_factors"), [(2, True), (60, False)])
+def test_first_fill_is_by_factors_where_few_do(rank, has_factors, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, rank)) @ rng.normal(size=(rank, 80)) + 0.1 * rng.normal(size=(300, 80))
+    is_observed = rng.random(x.shape) > 0.1
+    used = []
+    monkeypatch.setattr(first_fill, "fill_by_factors", lambda *arguments: used.append(1) or fill_by_factors(*arguments))
+    fill_low_rank(np.where(is_observed, x, np.nan), is_observed, 80, 0)
+    assert bool(used) == has_factors
 
 
 def test_low_rank_fill_finds_what_low_rank_data_hide():

@@ -164,7 +164,8 @@ def _add_table_format(command: Any) -> None:
     )
 
 
-def _table(options: argparse.Namespace, chunk: int) -> Table:
+def _table(options: argparse.Namespace, chunk: int, path: Path | None = None) -> Table:
+    """The table at `path`, that of the rows if None, in the format that the options state."""
     delimiter = "\t" if options.delimiter == r"\t" else options.delimiter
     for name, given in (("delimiter", delimiter or ","), ("decimal", options.decimal)):
         if len(given) != 1:
@@ -173,7 +174,7 @@ def _table(options: argparse.Namespace, chunk: int) -> Table:
     if columns is not None and len(set(columns)) < len(columns):
         raise TableError(f"--columns: expected different names, got {options.columns!r}")
     choice = Choice(columns, options.index)
-    return open_table(options.data, chunk, TextFormat(delimiter, options.decimal, options.header), choice)
+    return open_table(path or options.data, chunk, TextFormat(delimiter, options.decimal, options.header), choice)
 
 
 def _check_place(path: Path) -> None:
@@ -196,17 +197,40 @@ def _chunks(
     table: Table, path: Path, model: GeodeDensity, names: list[str] | None, text: str, quiet: bool
 ) -> Iterator[np.ndarray]:
     """Chunks of a table, checked to have the model's features, with a progress bar."""
-    if names is not None and table.names is not None and names != table.names:
-        wanted = ", ".join(sorted(set(names) - set(table.names))[:5])
-        more = ", ".join(sorted(set(table.names) - set(names))[:5])
-        told = "another order" if not wanted and not more else f"no {wanted or '...'} but {more or 'fewer columns'}"
-        raise TableError(f"{path}: expected the columns of the training table, got {told}")
+    _check_names(table, path, names)
     with tqdm(total=table.num_rows, disable=quiet, unit="row", desc=text) as bar:
         for rows in table.chunks:
-            if rows.shape[1] != model.n_features_in_:
-                raise TableError(f"{path}: expected {model.n_features_in_} columns, got {rows.shape[1]}")
-            yield rows
+            yield _with_features(rows, path, model)
             bar.update(rows.shape[0])
+
+
+def _check_names(table: Table, path: Path, names: list[str] | None) -> None:
+    if names is None or table.names is None or names == table.names:
+        return
+    wanted = ", ".join(sorted(set(names) - set(table.names))[:5])
+    more = ", ".join(sorted(set(table.names) - set(names))[:5])
+    told = "another order" if not wanted and not more else f"no {wanted or '...'} but {more or 'fewer columns'}"
+    raise TableError(f"{path}: expected the columns of the training table, got {told}")
+
+
+def _with_features(rows: np.ndarray, path: Path, model: GeodeDensity) -> np.ndarray:
+    if rows.shape[1] != model.n_features_in_:
+        raise TableError(f"{path}: expected {model.n_features_in_} columns, got {rows.shape[1]}")
+    return rows
+
+
+def _add_calibration(command: Any, text: str) -> None:
+    command.add_argument("--calibration", type=Path, metavar="TABLE", help=f"rows that were not in the fit: {text}")
+
+
+def _calibration(options: argparse.Namespace, model: GeodeDensity, names: list[str] | None) -> np.ndarray | None:
+    """All rows of the table of calibration rows, None if there is none."""
+    path = options.calibration
+    if path is None:
+        return None
+    table = _table(options, 2**14, path)
+    _check_names(table, path, names)
+    return _with_features(table.whole(), path, model)
 
 
 def _add_stream(command: Any, data: str, output: str) -> None:
@@ -226,19 +250,24 @@ def _add_score(commands: Any) -> None:
     command.add_argument(
         "--novelty",
         action="store_true",
-        help="also a column novelty: the share of held-out training rows that are as unlikely (no missing values)",
+        help="also a column novelty: the share of training rows that are as unlikely; without --calibration, no row may"
+        " have missing values",
     )
+    _add_calibration(command, "novelty compares with these, not with training rows")
 
 
 def _score(options: argparse.Namespace) -> None:
     model, names = _load(options.model)
     table = _table(options, options.chunk)
+    if options.calibration is not None and not options.novelty:
+        raise TableError("--calibration: expected --novelty with it")
+    known = _calibration(options, model, names)
     columns = ["log_density", "novelty"] if options.novelty else ["log_density"]
     with new_table(options.output, table.num_rows, columns) as write:
         for rows in _chunks(table, options.data, model, names, "scoring", options.quiet):
             found = [model.score_samples(rows)]
             if options.novelty:
-                found.append(model.novelty(rows))
+                found.append(model.novelty(rows, known))
             write(np.stack(found, axis=1))
 
 
@@ -251,18 +280,20 @@ def _add_impute(commands: Any) -> None:
         metavar="P",
         help="also columns NAME_lower and NAME_upper: central intervals of this probability; observed values are both",
     )
+    _add_calibration(command, "intervals are calibrated on these")
 
 
 def _impute(options: argparse.Namespace) -> None:
     model, names = _load(options.model)
     table = _table(options, options.chunk)
+    known = _calibration(options, model, names)
     names_out = table.names or names or _numbered(model)
     columns = list(names_out)
     if options.interval is not None:
         columns += [f"{name}_lower" for name in names_out] + [f"{name}_upper" for name in names_out]
     with new_table(options.output, table.num_rows, columns) as write:
         for rows in _chunks(table, options.data, model, names, "imputing", options.quiet):
-            found = model.impute(rows, options.interval)
+            found = model.impute(rows, options.interval, known)
             write(found if isinstance(found, np.ndarray) else np.concatenate(found, axis=1))
 
 

@@ -1,5 +1,6 @@
 """Density estimation with scikit-learn's interface."""
 
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import GeodeEstimator
 from geode_jax.estimators.frames import like
 from geode_jax.predict.api import impute, impute_draws, impute_mean, log_density, sample
+from geode_jax.predict.conformal import p_values, p_values_by_pattern
 from geode_jax.predict.held_out import held_out_log_density
 
 
@@ -107,21 +109,31 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         """Mean log density of the rows, as in `GaussianMixture` (`KernelDensity` returns the sum)."""
         return float(np.mean(self.score_samples(X)))
 
-    def novelty(self, X: ArrayLike) -> np.ndarray:
-        """Conformal p-value of each row, (n,): the share of training rows whose held-out density is not higher.
+    def novelty(self, X: ArrayLike, calibration: ArrayLike | None = None) -> np.ndarray:
+        """Conformal p-value of each row, (n,): the share of known rows whose density is not higher.
 
-        A small value means a novel row. Rows distributed like the training rows have uniform p-values, so that
+        A small value means a novel row. Rows distributed like the known rows have uniform p-values, so that
         ``model.novelty(X) < level`` flags that share of them even where the density fits badly. The smallest possible
-        value is ``1 / (1 + training rows)``. Training rows enter with their held-out densities (`held_out_scores_`);
-        those with missing features are left out. Raises ValueError if X has NaN, as densities of different features
-        cannot be compared.
+        value is ``1 / (1 + known rows)``.
+
+        Without `calibration` the known rows are the complete training rows, with their held-out densities
+        (`held_out_scores_`), and X must be complete, as densities of different features cannot be compared.
+
+        `calibration`: rows (m, D) that were not in the fit. Then X may have NaN: each row is compared with these rows
+        with the same features hidden.
         """
         posterior, data = self._fitted(X)
-        data = check_data(data, "X", allow_nan=False)
+        if calibration is not None:
+            known = check_data(calibration, "calibration", allow_nan=True, num_features=posterior.num_features)
+            return p_values_by_pattern(partial(log_density, posterior), data, known)
+        if np.isnan(data).any():
+            raise ValueError(
+                f"X: expected no missing values without calibration rows, got {np.isnan(data).sum()} NaN; pass as"
+                " calibration rows that were not in the fit"
+            )
         if self.held_out_scores_.size == 0:
-            raise ValueError("X: novelty compares with complete rows of fit, and there were none")
-        below = np.searchsorted(self.held_out_scores_, log_density(posterior, data), side="right")
-        return (1 + below) / (1 + self.held_out_scores_.size)
+            raise ValueError("X: novelty compares with complete rows of fit, and there were none; pass calibration")
+        return p_values(log_density(posterior, data), self.held_out_scores_)
 
     def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """Draw new rows from the posterior predictive, (n_samples, D).

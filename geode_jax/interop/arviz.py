@@ -6,17 +6,24 @@ Imported by the user: ``from geode_jax.interop.arviz import to_arviz``.
 from typing import Any
 
 import arviz
+import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray
 
-from geode_jax._checks import check_instance
-from geode_jax._typing import ArrayLike
+from geode_jax._checks import check_instance, check_integer, check_key
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.api import log_density_draws
+from geode_jax.predict.samples import sample_rows
+from geode_jax.rows.frame import to_data
 from geode_jax.settings import GammaPrior
 
 
-def to_arviz(posterior: Posterior, X: ArrayLike | None = None) -> Any:
+def to_arviz(
+    posterior: Posterior, X: ArrayLike | None = None, key: KeyArray | None = None, *, num_replications: int = 50
+) -> Any:
     """Convert a posterior to ArviZ; if rows X, (n, D), are given, with their log densities.
 
     Groups and their variables, all with dimensions (chain, draw, tree, ...):
@@ -29,6 +36,9 @@ def to_arviz(posterior: Posterior, X: ArrayLike | None = None) -> Any:
     - `log_likelihood`: `x` with dimensions (chain, draw, row), averaged over trees, and `observed_data`. Computed in
       blocks; the result has a number for every draw and row. Training rows are closer than new rows to the dictionary
       learned from them: for meaningful leave-one-out estimates, pass rows that were not in the fit.
+    - `posterior_predictive`, if a `key` is given too: `x` with dimensions (chain, draw, row, feature), what
+      ``arviz.plot_ppc`` compares X with. For each of at most `num_replications` draws, evenly spread over a chain, as
+      many new rows as X has, each of a random tree.
 
     Compare chains within a tree only. Nodes are numbered in heap order; those absent from every tree are left out.
     """
@@ -39,9 +49,31 @@ def to_arviz(posterior: Posterior, X: ArrayLike | None = None) -> Any:
         averaged = np.logaddexp.reduce(densities, axis=0) - np.log(densities.shape[0])
         groups["log_likelihood"] = _dataset({"x": (("chain", "draw", "row"), averaged)})
         groups["observed_data"] = xarray.Dataset({"x": (("row", "feature"), np.asarray(X))})
+        if key is not None:
+            count = check_integer(num_replications, "num_replications", 1)
+            groups["posterior_predictive"] = _replications(check_key(key), posterior, len(np.asarray(X)), count)
+    elif key is not None:
+        raise ValueError("X: expected rows to compare new ones with, as a key was given, got None")
     if arviz.__version__.startswith("0."):
         return arviz.InferenceData(**groups)  # type: ignore[arg-type]
     return xarray.DataTree.from_dict(groups)
+
+
+def _replications(key: KeyArray, posterior: Posterior, num_rows: int, count: int) -> xarray.Dataset:
+    """Rows drawn under one draw at a time: averaged over draws, data sets would look too much alike."""
+    num_chains = posterior.num_chains
+    number = np.unique(np.linspace(0, posterior.num_draws - 1, count).round().astype(int))
+    keys = jax.random.split(key, (num_chains, number.size))
+    values = np.empty((num_chains, number.size, num_rows, posterior.num_features))
+    with jax_settings(posterior.dtype):
+        for chain, draw in np.ndindex(*keys.shape):
+            one = jax.tree.map(
+                lambda leaf, at=(chain, number[draw]): jnp.asarray(leaf)[:, at[0], at[1], None], posterior.draws
+            )
+            rows = sample_rows(keys[chain, draw], posterior.dictionary, one, num_rows=num_rows)
+            values[chain, draw] = to_data(np.asarray(rows), posterior.frame)
+    dataset = _dataset({"x": (("chain", "draw", "row", "feature"), values)})
+    return dataset.assign_coords(draw=number)
 
 
 def _posterior(posterior: Posterior) -> xarray.Dataset:

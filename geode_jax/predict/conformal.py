@@ -1,4 +1,4 @@
-"""Intervals calibrated for given patterns of missing features, on held-out rows.
+"""Intervals and p-values calibrated on held-out rows, for given patterns of missing features.
 
 A fit is calibrated where features are missing at random. Where whole parts are missing together (half of a picture),
 the observed features say less about the missing ones than the model assumes, because the errors of neighbouring
@@ -14,6 +14,7 @@ import numpy as np
 from geode_jax._typing import Bool, Float
 
 Intervals = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+Scores = Callable[[np.ndarray], np.ndarray]
 
 
 def widening(
@@ -50,3 +51,27 @@ def widening(
     # the finite-sample correction counts rows, which are independent; the features of a row are not
     level = min(1.0, probability * (1.0 + 1.0 / rows.shape[0]) - 1e-9)
     return float(np.quantile(beyond, level, method="inverted_cdf"))
+
+
+def p_values(scores: Float[np.ndarray, "n"], reference: Float[np.ndarray, "m"]) -> Float[np.ndarray, "n"]:
+    """``(1 + number of reference scores that are not higher) / (1 + m)``; uniform if all scores are exchangeable."""
+    return (1 + np.searchsorted(np.sort(reference), scores, side="right")) / (1 + reference.size)
+
+
+def p_values_by_pattern(
+    score: Scores, data: Float[np.ndarray, "n D"], rows: Float[np.ndarray, "m D"]
+) -> Float[np.ndarray, "n"]:
+    """P-values of `data`, each row against the held-out `rows` with the same features hidden.
+
+    Held-out rows that miss a feature which the row shows are left out for it; ValueError if that leaves none.
+    """
+    patterns, pattern_of = np.unique(np.isnan(data), axis=0, return_inverse=True)
+    found = np.empty(data.shape[0])
+    for number, is_missing in enumerate(patterns):
+        members = np.flatnonzero(pattern_of.reshape(-1) == number)
+        is_usable = ~np.isnan(rows[:, ~is_missing]).any(axis=1)
+        if not is_usable.any():
+            raise ValueError(f"calibration: expected rows that show what X[{members[0]}] shows, and there is none")
+        reference = score(np.where(is_missing, np.nan, rows[is_usable]))
+        found[members] = p_values(score(data[members]), reference)
+    return found

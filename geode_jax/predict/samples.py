@@ -13,7 +13,10 @@ from geode_jax.model.draw import Draw
 
 @partial(jax.jit, static_argnames="num_rows")
 def sample_rows(key: KeyArray, dictionary: Dictionary, draws: Draw, *, num_rows: int) -> Float[Array, "n D"]:
-    """Rows in model coordinates: pick a tree and a draw at random, a node by its weight, and draw from its Gaussian."""
+    """Rows in model coordinates: pick a tree and a draw at random, a node by its weight, and draw from its Gaussian.
+
+    `draws`: leaves with axes (trees, draws, ...).
+    """
     num_trees, num_draws = draws.log_joint.shape
     scale = jnp.asarray(dictionary.tree.scale)
 
