@@ -358,14 +358,14 @@ def test_factors_fill_as_the_true_distribution_does(monkeypatch):
     x = rng.normal(size=(1000, 2)) @ loadings + 0.3 * rng.normal(size=(1000, 6)) + 5.0
     is_hidden = _by_the_first(rng, x - 5.0)
     factors = learn_factors(x, ~is_hidden, np.where(is_hidden, 0.0, x), 2)
-    truth, variance = _conditional(x - 5.0, is_hidden, loadings.T @ loadings + 0.09 * np.eye(6))
+    truth, _ = _conditional(x - 5.0, is_hidden, loadings.T @ loadings + 0.09 * np.eye(6))
     found = means_given(factors, np.where(is_hidden, np.nan, x), ~is_hidden)
     assert np.sqrt(np.square(found - 5.0 - truth)[is_hidden].mean()) < 0.04
     np.testing.assert_allclose(factors.noise, 0.09, rtol=0.4)
     drawn = fill_by_factors(x, ~is_hidden, factors, 0)
     np.testing.assert_array_equal(drawn[~is_hidden], x[~is_hidden])
-    # draws of the factors have no noise
-    left = (variance[is_hidden] - 0.09).mean()
+    _, variance = _conditional(x, is_hidden, factors.loadings @ factors.loadings.T + np.diag(factors.noise))
+    left = (variance - factors.noise)[is_hidden].mean()  # draws of the factors have no noise
     assert np.square(drawn - found)[is_hidden].mean() == pytest.approx(left, rel=0.2)
 
 
