@@ -215,7 +215,8 @@ def check_training_data(data: ArrayLike, name: str = "X") -> np.ndarray:
             f"{name}: expected at least one observed value in every column, but {int(is_empty.sum())} columns are all"
             f" NaN (the first is column {np.flatnonzero(is_empty)[0]}); drop them"
         )
-    return array
+    # A frame may be laid out by columns. Sums would be rounded in another way, and the same rows draw otherwise.
+    return array if isinstance(array, np.memmap) else np.ascontiguousarray(array)
 
 
 def _explain_non_finite(array: np.ndarray, name: str, allow_nan: bool) -> None:
