@@ -44,8 +44,8 @@ class Oracle(NamedTuple):
             variances.append(np.diag(covariance[np.ix_(~seen, ~seen)] - gain @ covariance[np.ix_(seen, ~seen)]))
         return weight, np.array(means), np.array(variances)
 
-    def pooled(self, row, seen, scale):
-        """`conditional` with the trees' average drawn together about its mean, in units where `scale` (D,) is one.
+    def pooled(self, row, seen):
+        """`conditional` with the trees' average drawn together about its mean.
 
         Variances as draws have them, and, last, as quantiles have them.
         """
@@ -54,12 +54,10 @@ class Oracle(NamedTuple):
         trees = np.unique(self.tree)
         own = [weight * (self.tree == tree) * trees.size for tree in trees]
         centre = np.stack([share @ mean for share in own])
-        within = np.mean([s @ (variance + np.square(mean - c)) for s, c in zip(own, centre, strict=True)], axis=0) @ (
-            1 / scale[~seen] ** 2
-        )
-        between = np.square(centre - centre.mean(axis=0)).mean(axis=0) @ (1 / scale[~seen] ** 2)
-        error = within if trees.size == 1 else max(within - between, between / (trees.size - 1))
-        factor = np.sqrt(error / (within + between))
+        within = np.mean([s @ (variance + np.square(mean - c)) for s, c in zip(own, centre, strict=True)], axis=0)
+        between = np.square(centre - centre.mean(axis=0)).mean(axis=0)
+        share = np.mean(between / (within + between))
+        factor = 1.0 if trees.size == 1 else np.sqrt(max(1.0 - 2.0 * share, share / (trees.size - 1)))
         average = centre.mean(axis=0)
         return weight, average + factor * (mean - average), factor**2 * drawn, factor**2 * variance
 

@@ -4,9 +4,15 @@
 wide: even if every tree is calibrated, the errors of the trees partly cancel in the mean, while their disagreement adds
 to the variance of the mixture. With W the mean of the trees' variances and B the variance of their means, the mixture
 has variance W + B, but if each tree's W is right, the squared error of the mean is W - B (Krogh & Vedelsby 1995, the
-ambiguity decomposition). So the mixture is shrunk towards its mean by the factor ``sqrt((W - B) / (W + B))``, one per
-row, computed over its missing features. This is the spread-adjusted pool of Berrocal, Raftery & Gneiting (2007) and
-Gneiting & Ranjan (2013), with nothing to tune. A single tree is left unchanged.
+ambiguity decomposition). So the mixture is shrunk towards its mean by the factor ``sqrt((W - B) / (W + B))``, which is
+``sqrt(1 - 2 s)`` with s = B / (W + B), the share of the variance that is disagreement. This is the spread-adjusted pool
+of Berrocal, Raftery & Gneiting (2007) and Gneiting & Ranjan (2013), with nothing to tune. A single tree is left
+unchanged.
+
+There is one factor per row, of the mean of s over its missing features. Sums of W and of B would depend on the
+features' units, and one feature that varies far more than its noise would decide for all: on spectra with one noisy
+band, intervals of the others were half as wide as they should be. The mean of a concave function of B is below that
+function of its mean, so intervals err on the wide side where trees disagree much, as trees then are overconfident.
 """
 
 from functools import partial
@@ -118,17 +124,18 @@ def _moments(weight: Array, mean: Array, variance: Array) -> tuple[Array, Array]
 def _pool(by_tree: Float[Array, "F b D"], variance: Float[Array, "F b D"], is_observed: Array) -> tuple[Array, Array]:
     """Mean of the trees' conditional distributions, (b, D), and the factor to shrink them towards it, (b, 1).
 
-    ``W - B`` is the squared error of the mean if every tree is calibrated. Calibrated trees cannot disagree more than
-    trees with independent errors, ``B = (1 - 1/F) W``. Trees that do disagree more are overconfident; the squared error
-    of the mean is then estimated from B alone, as ``B / (F - 1)``, which is right for independent errors.
+    Calibrated trees cannot disagree more than trees with independent errors, ``B = (1 - 1/F) W``. Trees that do
+    disagree more are overconfident; the squared error of the mean is then estimated from B alone, as ``B / (F - 1)``,
+    which is right for independent errors.
     """
     average = by_tree.mean(axis=0)
     is_missing = 1.0 - is_observed
-    within = jnp.sum(variance.mean(axis=0) * is_missing, axis=1, keepdims=True)
-    between = jnp.sum(jnp.square(by_tree - average).mean(axis=0) * is_missing, axis=1, keepdims=True)
-    error = jnp.maximum(within - between, between / max(by_tree.shape[0] - 1, 1))
-    total = within + between
-    return average, jnp.where(total > 0.0, jnp.sqrt(error / jnp.where(total > 0.0, total, 1.0)), 1.0)
+    between = jnp.square(by_tree - average).mean(axis=0)
+    total = variance.mean(axis=0) + between
+    share = jnp.where(total > 0.0, between / jnp.where(total > 0.0, total, 1.0), 0.0)
+    count = jnp.maximum(is_missing.sum(axis=1, keepdims=True), 1.0)
+    share = jnp.sum(share * is_missing, axis=1, keepdims=True) / count
+    return average, jnp.sqrt(jnp.maximum(1.0 - 2.0 * share, share / max(by_tree.shape[0] - 1, 1)))
 
 
 def _at(values: Float[Array, "*b D"], features: Array | None) -> Float[Array, "*b _"]:
