@@ -12,7 +12,7 @@ import time
 import benchmarks
 from benchmarks.common import earlier_rows, write_result
 
-NOT_EXPERIMENTS = {"__main__", "common", "figures", "flow", "readme", "rivals", "tables"}
+NOT_EXPERIMENTS = {"__main__", "common", "figures", "flow", "overview", "readme", "rivals", "tables"}
 
 
 def experiments() -> list[str]:

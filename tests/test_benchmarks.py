@@ -32,6 +32,8 @@ from benchmarks import (
     mixed_units,
     mixing,
     mnist,
+    moments,
+    overview,
     partition_calls,
     readme,
     real_data,
@@ -370,6 +372,19 @@ def test_features_time():
 def test_inclusion():
     methods = [row["method"] for row in inclusion.main(["--quick"])]
     assert methods == ["default", "default, no span", "published"]
+
+
+@pytest.mark.slow
+def test_moments():
+    (row,) = moments.main(["--quick"])
+    assert row["mean off"] < 1.0
+    assert 0.5 < row["median ratio"] < 2.0
+
+
+@pytest.mark.slow
+def test_overview(tmp_path):
+    overview.main(["--quick", "--output", str(tmp_path / "overview.png")])
+    assert (tmp_path / "overview.png").stat().st_size > 10_000
 
 
 def test_figures(tmp_path, monkeypatch):

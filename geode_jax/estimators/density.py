@@ -66,6 +66,13 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Their names, where X had string column names.
 
+    See Also
+    --------
+    GeodeImputer : Filling in as a step of a pipeline.
+    geode_jax.diagnostics.report : Whether the chains of ``posterior_`` agree, in words.
+    geode_jax.interop.arviz.to_arviz : ``posterior_`` as ArviZ has it.
+    geode_jax.interop.plots : Pictures of ``posterior_``.
+
     Examples
     --------
     >>> import numpy as np

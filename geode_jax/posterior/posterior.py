@@ -47,6 +47,10 @@ class Posterior(eqx.Module):
     `found` is what they left open, with the reasons for each choice. `lost_mass`, (F,): mean posterior probability that
     a complete training row is at none of its candidate nodes (``DictionarySettings.num_candidates``); None if rows may
     be at any node.
+
+    See also :func:`geode_jax.interop.arviz.to_arviz` (a conversion to ArviZ), :func:`geode_jax.diagnostics.report`
+    (whether chains agree, in words), :mod:`geode_jax.interop.plots` (pictures) and
+    :class:`geode_jax.interop.numpyro.PosteriorPredictive` (a distribution for NumPyro).
     """
 
     dictionary: Dictionary
