@@ -12,7 +12,7 @@ from geode_jax.learning.soft_impute import choose_threshold, fill_by_soft_impute
 HELD_OUT_SHARE = 0.05
 # Rows on which the ways are compared; more do not help.
 LARGEST_SAMPLE = 4000
-# Numbers of factors that are tried, as long as a step's work, n D d^2, is bounded.
+# Numbers of factors that are tried, as long as a step's work, n D d^2, is bounded; at 8 factors or fewer, its memory.
 NUM_FACTORS, MOST_WORK = (1, 2, 3, 5, 8, 12, 18, 27), 2**31
 
 
@@ -20,7 +20,8 @@ def fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: i
     """Rows (n, D) with missing entries filled, by at most `max_rank` components; column means should be near 0."""
     rng = np.random.default_rng(seed)
     sample = rng.permutation(x.shape[0])[:LARGEST_SAMPLE]
-    rows, seen = np.where(is_observed, x, 0.0).astype(x.dtype)[sample], is_observed[sample]
+    seen = is_observed[sample]
+    rows = np.where(seen, x[sample], 0.0).astype(x.dtype)
     kept, held_out = hold_out(seen, rng)
     num_thresholds, error, start = choose_threshold(rows, kept, held_out, max_rank)
     num_factors, error_of_factors = _choose_factors(rows, kept, held_out, start, max_rank)
@@ -43,7 +44,7 @@ def _choose_factors(
     """The number of factors that predict the held-out entries best, and their squared error."""
     best, best_error, worse = 0, np.inf, 0
     for number in NUM_FACTORS:
-        if number > min(max_rank, min(x.shape) - 1) or x.size * number**2 > MOST_WORK or worse == 2:
+        if number > min(max_rank, min(x.shape) - 1) or x.size * max(number, 8) ** 2 > MOST_WORK or worse == 2:
             break
         found = means_given(learn_factors(x, kept, start, number, roughly=True), x, kept)
         error = float(np.square((found - x)[held_out]).sum())
