@@ -56,8 +56,9 @@ class Oracle(NamedTuple):
         centre = np.stack([share @ mean for share in own])
         within = np.mean([s @ (variance + np.square(mean - c)) for s, c in zip(own, centre, strict=True)], axis=0)
         between = np.square(centre - centre.mean(axis=0)).mean(axis=0)
-        share = np.mean(between / (within + between))
-        factor = 1.0 if trees.size == 1 else np.sqrt(max(1.0 - 2.0 * share, share / (trees.size - 1)))
+        share, others = between / (within + between), trees.size - 1
+        most = others / (2 * trees.size - 1)
+        factor = np.sqrt(max(1.0 - 2.0 * np.minimum(share, most).mean(), share.mean() / max(others, 1)))
         average = centre.mean(axis=0)
         return weight, average + factor * (mean - average), factor**2 * drawn, factor**2 * variance
 

@@ -168,7 +168,7 @@ def test_the_pool_of_trees_is_calibrated():
     """
     rng = np.random.default_rng(0)
     seen = jnp.zeros((400, 300), jnp.float32)
-    for shared, own, most in ((1.0, 0.3, 1.03), (1.0, 0.5, 1.1), (0.3, 1.0, 1.7)):
+    for shared, own, most in ((1.0, 0.3, 1.03), (1.0, 0.5, 1.1), (0.3, 1.0, 2.1)):
         errors = shared * rng.normal(size=(400, 300)) + own * rng.normal(size=(4, 400, 300))
         by_tree = jnp.asarray(errors, jnp.float32)
         variance = jnp.full(by_tree.shape, shared**2 + own**2, jnp.float32)
@@ -190,7 +190,23 @@ def test_the_pool_of_trees_has_no_units():
     factor = _pool(by_tree, variance, seen)[1]
     np.testing.assert_allclose(_pool(by_tree * units, variance * units**2, seen)[1], factor, rtol=1e-5)
     wild = _pool(by_tree.at[:, :, 0].multiply(1e4), variance, seen)[1]
-    np.testing.assert_allclose(wild, factor, rtol=0.2)
+    np.testing.assert_allclose(wild, factor, rtol=0.02)
+
+
+def test_features_on_which_trees_are_overconfident_do_not_decide_for_all():
+    """Half of the features with trees that agree, half with trees far apart: no narrower than either half deserves."""
+    rng = np.random.default_rng(0)
+    seen = jnp.zeros((50, 40), jnp.float32)
+    by_tree = np.asarray(rng.normal(size=(8, 50, 40)), np.float32)
+    by_tree[:, :, :20] *= 0.3
+    by_tree[:, :, 20:] *= 3.0
+    factor = np.asarray(_pool(jnp.asarray(by_tree), jnp.ones(by_tree.shape, jnp.float32), seen)[1])
+    halves = [
+        np.asarray(_pool(jnp.asarray(by_tree[:, :, part]), jnp.ones((8, 50, 20)), seen[:, part])[1])
+        for part in (slice(20), slice(20, 40))
+    ]
+    assert (halves[1] < factor).all()
+    assert (factor < halves[0]).all()
 
 
 def _many_draws(key, posterior, hidden, number):

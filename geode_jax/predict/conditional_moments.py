@@ -11,8 +11,9 @@ unchanged.
 
 There is one factor per row, of the mean of s over its missing features. Sums of W and of B would depend on the
 features' units, and one feature that varies far more than its noise would decide for all: on spectra with one noisy
-band, intervals of the others were half as wide as they should be. The mean of a concave function of B is below that
-function of its mean, so intervals err on the wide side where trees disagree much, as trees then are overconfident.
+band, intervals of the others were half as wide as they should be. What is averaged is s up to the largest share that
+calibrated trees have, so that a few features on which trees are overconfident do not narrow the intervals of the
+others. s is a concave function of B, so chance in B makes intervals wider rather than narrower.
 """
 
 from functools import partial
@@ -134,8 +135,14 @@ def _pool(by_tree: Float[Array, "F b D"], variance: Float[Array, "F b D"], is_ob
     total = variance.mean(axis=0) + between
     share = jnp.where(total > 0.0, between / jnp.where(total > 0.0, total, 1.0), 0.0)
     count = jnp.maximum(is_missing.sum(axis=1, keepdims=True), 1.0)
-    share = jnp.sum(share * is_missing, axis=1, keepdims=True) / count
-    return average, jnp.sqrt(jnp.maximum(1.0 - 2.0 * share, share / max(by_tree.shape[0] - 1, 1)))
+
+    def mean(values: Array) -> Array:
+        return jnp.sum(values * is_missing, axis=1, keepdims=True) / count
+
+    num_trees = by_tree.shape[0]
+    most = (num_trees - 1) / (2 * num_trees - 1)  # s of calibrated trees with independent errors
+    squared = jnp.maximum(1.0 - 2.0 * mean(jnp.minimum(share, most)), mean(share) / max(num_trees - 1, 1))
+    return average, jnp.sqrt(squared)
 
 
 def _at(values: Float[Array, "*b D"], features: Array | None) -> Float[Array, "*b _"]:
