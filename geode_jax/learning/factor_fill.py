@@ -40,10 +40,8 @@ def fill_by_factors(x: np.ndarray, is_observed: np.ndarray, factors: Factors, se
     filled = np.array(x)
     for at in range(0, x.shape[0], _BLOCK_ROWS):
         rows, seen = x[at : at + _BLOCK_ROWS], is_observed[at : at + _BLOCK_ROWS]
-        z, square = _expect(factors, rows, seen)
-        covariance = square - z[:, :, None] * z[:, None, :]
-        root = np.linalg.cholesky(covariance + 1e-9 * np.eye(z.shape[1]))
-        z += np.einsum("nij,nj->ni", root, rng.normal(size=z.shape))
+        z, covariance = _expect(factors, rows, seen)
+        z += np.einsum("nij,nj->ni", np.linalg.cholesky(covariance), rng.normal(size=z.shape))
         filled[at : at + _BLOCK_ROWS] = np.where(seen, rows, z @ factors.loadings.T + factors.mean)
     return filled
 
@@ -67,7 +65,8 @@ def learn_factors(
     factors = _principal(start, num_factors)
     fitted = start[missing].astype(np.float64)
     for _ in range(steps):
-        z, square = _expect(factors, x, is_observed)
+        z, covariance = _expect(factors, x, is_observed)
+        square = covariance + z[:, :, None] * z[:, None, :]
         factors = _maximise(x, seen, z, square)
         before, fitted = fitted, (z @ factors.loadings.T + factors.mean)[missing]
         factors = _absorb(factors, z, square)
@@ -90,19 +89,18 @@ def _bounded(noise: np.ndarray, variance: np.ndarray) -> np.ndarray:
 
 
 def _expect(factors: Factors, x: np.ndarray, is_observed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means of z (n, d), and of its products (n, d, d), given the observed entries of every row."""
+    """Mean (n, d) and covariance (n, d, d) of z given the observed entries of every row."""
     mean, loadings, noise = factors
     num_rows, rank = x.shape[0], loadings.shape[1]
-    z, square = np.empty((num_rows, rank)), np.empty((num_rows, rank, rank))
+    z, covariance = np.empty((num_rows, rank)), np.empty((num_rows, rank, rank))
     products = (loadings[:, :, None] * loadings[:, None, :]).reshape(-1, rank**2)
     for at in np.array_split(np.arange(num_rows), -(-num_rows // _BLOCK_ROWS)):
         weight = is_observed[at] / noise
         precision = (weight @ products).reshape(-1, rank, rank) + np.eye(rank)
-        covariance = np.linalg.inv(precision)
+        covariance[at] = np.linalg.inv(precision)
         centred = np.where(is_observed[at], x[at] - mean, 0.0)
-        z[at] = np.einsum("nij,nj->ni", covariance, (weight * centred) @ loadings)
-        square[at] = covariance + z[at, :, None] * z[at, None, :]
-    return z, square
+        z[at] = np.einsum("nij,nj->ni", covariance[at], (weight * centred) @ loadings)
+    return z, covariance
 
 
 def _maximise(x: np.ndarray, seen: np.ndarray, z: np.ndarray, square: np.ndarray) -> Factors:
