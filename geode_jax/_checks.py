@@ -216,7 +216,15 @@ def check_training_data(data: ArrayLike, name: str = "X") -> np.ndarray:
             f" NaN (the first is column {np.flatnonzero(is_empty)[0]}); drop them"
         )
     # A frame may be laid out by columns. Sums would be rounded in another way, and the same rows draw otherwise.
-    return array if isinstance(array, np.memmap) else np.ascontiguousarray(array)
+    return array if is_memory_mapped(array) else np.ascontiguousarray(array)
+
+
+def is_memory_mapped(data: np.ndarray) -> bool:
+    """Whether the array, or an array that it is a view of, is a memory-mapped file."""
+    base: Any = data
+    while base is not None and not isinstance(base, np.memmap):
+        base = getattr(base, "base", None)
+    return base is not None
 
 
 def _explain_non_finite(array: np.ndarray, name: str, allow_nan: bool) -> None:

@@ -166,7 +166,10 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, str(folder / "holes.csv"), str(out), "--novelty"], "NaN"),
         (["score", model, str(folder / "holes.csv"), str(out), *known], "--calibration: expected --novelty"),
         (["score", model, str(folder / "holes.csv"), str(out), "--novelty", *known], "flat.npy: expected"),
-        (["impute", model, str(folder / "holes.csv"), str(out), "--quiet", *known], "flat.npy: expected"),
+        (
+            ["impute", model, str(folder / "holes.csv"), str(out), "--quiet", *known],
+            "--calibration: expected --interval",
+        ),
         (["score", model, str(folder / "holes.csv"), str(folder / "no" / "x.csv")], "No such file"),
         (["score", str(folder / "broken.npz"), str(folder / "holes.csv"), str(out)], "expected a file written by"),
         (["score", str(folder / "holes.npz"), str(folder / "holes.csv"), str(out)], "expected a file written by"),

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import geode_jax
@@ -121,10 +122,21 @@ def test_calibration_rows_must_show_what_the_row_shows(posterior):
     new = known[:3].copy()
     known[:19, 2] = np.nan
     np.testing.assert_array_equal(model.novelty(new, calibration=known[19:]), model.novelty(new, calibration=known))
-    with pytest.raises(ValueError, match=r"calibration: expected rows that show what X\[0\] shows, and there is none"):
+    with pytest.raises(ValueError, match=r"calibration: expected rows that show what X\[0\] shows, and there are none"):
         model.novelty(new, calibration=known[:19])
     new[:, 2] = np.nan
     assert model.novelty(new, calibration=known[:19]).min() >= 1 / 20
+
+
+def test_calibration_rows_have_the_columns_of_the_fit(posterior, data):
+    model = geode_jax.GeodeDensity()
+    model.posterior_, model.n_features_in_ = posterior, 6
+    model.feature_names_in_ = np.array(list("abcdef"), dtype=object)
+    frame = pd.DataFrame(data[:30], columns=list("abcdef"))
+    assert model.novelty(frame[:3], calibration=frame[3:]).shape == (3,)
+    for call in (model.novelty, lambda X, calibration: model.impute(X, 0.5, calibration)):
+        with pytest.raises(ValueError, match="feature names"):
+            call(frame[:3], calibration=frame[list("fedcba")])
 
 
 @pytest.mark.slow

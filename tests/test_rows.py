@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import geode_jax
+from geode_jax._checks import check_training_data, is_memory_mapped
 from geode_jax.fitting import single
 from geode_jax.rows.blocks import BLOCK_NUMBERS
-from geode_jax.rows.view import View, as_array, divide, is_memory_mapped, taken
+from geode_jax.rows.view import View, as_array, divide, taken
 
 WIDE, TALL, PICTURES, CANDIDATES = "wide", "tall", "noise with a shape", "candidates"
 
@@ -143,3 +144,12 @@ def test_a_mapped_file_is_never_copied_whole(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < x.nbytes
+
+
+def test_a_fit_makes_no_copy_of_a_mapped_file(data, tmp_path):
+    """Not even of some columns. An array in memory that is laid out by columns is copied, to round its sums alike."""
+    np.save(tmp_path / "rows.npy", data)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")[:, 1:4]
+    assert np.shares_memory(check_training_data(mapped), mapped)
+    assert np.shares_memory(check_training_data(data), data)
+    assert check_training_data(np.asfortranarray(data)).flags.c_contiguous

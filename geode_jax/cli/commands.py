@@ -257,10 +257,10 @@ def _add_score(commands: Any) -> None:
 
 
 def _score(options: argparse.Namespace) -> None:
-    model, names = _load(options.model)
-    table = _table(options, options.chunk)
     if options.calibration is not None and not options.novelty:
         raise TableError("--calibration: expected --novelty with it")
+    model, names = _load(options.model)
+    table = _table(options, options.chunk)
     known = _calibration(options, model, names)
     columns = ["log_density", "novelty"] if options.novelty else ["log_density"]
     with new_table(options.output, table.num_rows, columns) as write:
@@ -280,10 +280,12 @@ def _add_impute(commands: Any) -> None:
         metavar="P",
         help="also columns NAME_lower and NAME_upper: central intervals of this probability; observed values are both",
     )
-    _add_calibration(command, "intervals are calibrated on these")
+    _add_calibration(command, "intervals are calibrated on these, for every chunk by what its rows miss")
 
 
 def _impute(options: argparse.Namespace) -> None:
+    if options.calibration is not None and options.interval is None:
+        raise TableError("--calibration: expected --interval with it")
     model, names = _load(options.model)
     table = _table(options, options.chunk)
     known = _calibration(options, model, names)

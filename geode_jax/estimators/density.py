@@ -7,7 +7,7 @@ import numpy as np
 from sklearn.base import DensityMixin
 from sklearn.utils.validation import check_is_fitted
 
-from geode_jax._checks import check_data, check_integer
+from geode_jax._checks import check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import GeodeEstimator
 from geode_jax.estimators.frames import like
@@ -127,16 +127,16 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         (`held_out_scores_`), and X must be complete, as densities of different features cannot be compared.
 
         `calibration`: rows (m, D) that were not in the fit. Then X may have NaN: each row is compared with these rows
-        with the same features hidden.
+        with the same features hidden. The p-values are uniform if what is missing does not depend on the row's values.
+        Every pattern of missing features takes a pass over the calibration rows; some hundred of these are enough.
         """
         posterior, data = self._fitted(X)
         if calibration is not None:
-            known = check_data(calibration, "calibration", allow_nan=True, num_features=posterior.num_features)
-            return p_values_by_pattern(partial(log_density, posterior), data, known)
+            return p_values_by_pattern(partial(log_density, posterior), data, self._fitted(calibration)[1])
         if np.isnan(data).any():
             raise ValueError(
-                f"X: expected no missing values without calibration rows, got {np.isnan(data).sum()} NaN; pass as"
-                " calibration rows that were not in the fit"
+                f"X: expected no missing values without calibration rows, got {np.isnan(data).sum()} NaN; pass"
+                " rows that were not in the fit as `calibration`"
             )
         if self.held_out_scores_.size == 0:
             raise ValueError("X: novelty compares with complete rows of fit, and there were none; pass calibration")
@@ -162,7 +162,8 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
             if calibration is not None:
                 raise ValueError("interval: expected the probability of the intervals to calibrate, got None")
             return like(X, impute_mean(*self._fitted(X)))
-        found = impute(*self._fitted(X), interval=interval, calibration=calibration)
+        rows = None if calibration is None else self._fitted(calibration)[1]
+        found = impute(*self._fitted(X), interval=interval, calibration=rows)
         return tuple(like(X, values) for values in found)
 
     def impute_draws(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from geode_jax._checks import check_instance, check_key, check_training_data
+from geode_jax._checks import check_instance, check_key, check_training_data, is_memory_mapped
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray
@@ -17,7 +17,6 @@ from geode_jax.fitting.stages import CompileAhead, Request, kept_forest, posteri
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import grow_forest, plan_of
 from geode_jax.posterior.posterior import Posterior
-from geode_jax.rows.view import is_memory_mapped
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 

@@ -107,7 +107,8 @@ def _fill(
     rows = training.partial
     seen = training.mask[rows]
     rng = np.random.default_rng(seeds[0])
-    level, normal = rng.random(rows.size), rng.normal(size=(rows.size, max_rank))
+    level = rng.random(rows.size, dtype=np.float32)
+    normal = rng.standard_normal((rows.size, max_rank), dtype=np.float32)
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         show(0.5 + 0.5 * number / len(seeds), "conditional means")
         subspaces = learn_subspaces(scaled.x, partition, plan.subspaces(max_rank, seed), folds, holdouts)

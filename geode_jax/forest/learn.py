@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data
+from geode_jax._checks import check_dtype, check_instance, check_key, check_training_data, is_memory_mapped
 from geode_jax._runtime.compilation import drop_programs_if_many
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import ShowProgress, part_of, progress_bar
@@ -24,7 +24,7 @@ from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.frame import Frame, learn_frame, to_model, view_in_model
 from geode_jax.rows.training import Training
-from geode_jax.rows.view import Rows, as_array, has_missing, is_memory_mapped
+from geode_jax.rows.view import Rows, as_array, has_missing
 from geode_jax.settings import DictionarySettings
 
 OnShapes: TypeAlias = Callable[[Forest], None]

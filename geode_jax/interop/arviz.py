@@ -38,7 +38,8 @@ def to_arviz(
       learned from them: for meaningful leave-one-out estimates, pass rows that were not in the fit.
     - `posterior_predictive`, if a `key` is given too: `x` with dimensions (chain, draw, row, feature), what
       ``arviz.plot_ppc`` compares X with. For each of at most `num_replications` draws, evenly spread over a chain, as
-      many new rows as X has, each of a random tree.
+      many new rows as X has, each of a random tree. The result has chains x replications x n x D numbers: for large
+      X pass some of its rows.
 
     Compare chains within a tree only. Nodes are numbered in heap order; those absent from every tree are left out.
     """

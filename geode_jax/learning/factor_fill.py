@@ -13,7 +13,7 @@ import numpy as np
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax.learning.soft_impute import leading_components
 
-# Most steps of EM. It ends where the fills change by less than the tolerance, as a share of their size.
+# Most steps of EM. It ends where the fitted values change by less than the tolerance, as a share of their size.
 NUM_STEPS, TOLERANCE = 100, 1e-3
 # The same where the number of factors is to be chosen.
 NUM_STEPS_OF_CHOICE, TOLERANCE_OF_CHOICE = 20, 1e-2
@@ -38,11 +38,12 @@ def fill_by_factors(x: np.ndarray, is_observed: np.ndarray, factors: Factors, se
     """
     rng = np.random.default_rng(seed)
     filled = np.array(x)
-    for at in range(0, x.shape[0], _BLOCK_ROWS):
-        rows, seen = x[at : at + _BLOCK_ROWS], is_observed[at : at + _BLOCK_ROWS]
+    partial = np.flatnonzero(~is_observed.all(axis=1))
+    for at in np.split(partial, range(_BLOCK_ROWS, partial.size, _BLOCK_ROWS)):
+        rows, seen = x[at], is_observed[at]
         z, covariance = _expect(factors, rows, seen)
         z += np.einsum("nij,nj->ni", np.linalg.cholesky(covariance), rng.normal(size=z.shape))
-        filled[at : at + _BLOCK_ROWS] = np.where(seen, rows, z @ factors.loadings.T + factors.mean)
+        filled[at] = np.where(seen, rows, z @ factors.loadings.T + factors.mean)
     return filled
 
 
@@ -60,15 +61,15 @@ def learn_factors(
     `roughly`: by few steps, to compare numbers of factors.
     """
     steps, tolerance = (NUM_STEPS_OF_CHOICE, TOLERANCE_OF_CHOICE) if roughly else (NUM_STEPS, TOLERANCE)
-    seen, missing = is_observed.astype(np.float64), ~is_observed
+    seen = is_observed.astype(np.float64)
     x = np.where(is_observed, x, 0.0).astype(np.float64)
     factors = _principal(start, num_factors)
-    fitted = start[missing].astype(np.float64)
+    fitted = start.astype(np.float64)
     for _ in range(steps):
         z, covariance = _expect(factors, x, is_observed)
         square = covariance + z[:, :, None] * z[:, None, :]
         factors = _maximise(x, seen, z, square)
-        before, fitted = fitted, (z @ factors.loadings.T + factors.mean)[missing]
+        before, fitted = fitted, z @ factors.loadings.T + factors.mean
         factors = _absorb(factors, z, square)
         if np.square(fitted - before).sum() <= tolerance**2 * np.square(fitted).sum():
             break

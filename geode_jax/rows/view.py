@@ -88,11 +88,3 @@ def divide(x: Rows, divisors: np.ndarray) -> Rows:
 def has_missing(x: Rows) -> np.ndarray:
     """Mask of the rows that have a NaN, (n,)."""
     return np.concatenate([np.isnan(x[some]).any(axis=1) for some in slices(*x.shape)])
-
-
-def is_memory_mapped(data: np.ndarray) -> bool:
-    """Whether the array, or an array that it is a view of, is a memory-mapped file."""
-    base: Any = data
-    while base is not None and not isinstance(base, np.memmap):
-        base = getattr(base, "base", None)
-    return base is not None
