@@ -21,6 +21,7 @@ from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import StandardScaler
 
 from geode_jax import GeodeDensity, GeodeImputer
+from geode_jax.predict.conformal import p_values
 
 OPTIONS = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
 NAMES = list("abcdef")
@@ -277,10 +278,12 @@ def test_a_far_row_is_the_most_novel(density, data):  # test_lof
 
 
 def test_share_of_training_rows_that_are_novel(density, data):  # test_lof_values, contamination
-    """P-values of the held-out scores themselves are the ranks."""
+    """P-values of the held-out scores themselves are the ranks; training rows are denser than that, if anything."""
     assert density.held_out_scores_.shape == (90,)
     assert (np.diff(density.held_out_scores_) >= 0).all()
+    np.testing.assert_allclose(p_values(density.held_out_scores_, density.held_out_scores_), np.arange(2, 92) / 91)
     assert density.novelty(data).min() > 0.0
+    assert (density.novelty(data) < 0.1).mean() < 0.2
 
 
 def test_no_argument_is_changed(density, data):  # test_kde_copy

@@ -10,10 +10,10 @@ of Berrocal, Raftery & Gneiting (2007) and Gneiting & Ranjan (2013), with nothin
 unchanged.
 
 There is one factor per row, of the mean of s over its missing features. Sums of W and of B would depend on the
-features' units, and one feature that varies far more than its noise would decide for all: on spectra with one noisy
-band, intervals of the others were half as wide as they should be. What is averaged is s up to the largest share that
-calibrated trees have, so that a few features on which trees are overconfident do not narrow the intervals of the
-others. s is a concave function of B, so chance in B makes intervals wider rather than narrower.
+features' units, and one feature that varies far more than its noise, as a noisy band of a spectrum, would decide for
+all. What is averaged is s up to the largest share that calibrated trees have, so that a few features on which trees are
+overconfident do not narrow the intervals of the others. s is a concave function of B, so chance in B makes intervals
+wider rather than narrower.
 """
 
 from functools import partial
