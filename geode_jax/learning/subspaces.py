@@ -6,7 +6,7 @@ other choices).
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,9 +15,10 @@ from sklearn.utils.extmath import randomized_svd
 
 from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax._runtime.threads import parallel_map
+from geode_jax.learning.moments import MomentSums
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
-from geode_jax.rows.folds import Holdout, each_fold, kept_rows
+from geode_jax.rows.folds import Holdout, Parts, each_fold, kept_rows
 from geode_jax.rows.view import Rows
 
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
@@ -82,7 +83,8 @@ class Spectrum(NamedTuple):
 
 
 Cell: TypeAlias = tuple[np.ndarray, Spectrum]
-LearnCell: TypeAlias = Callable[[np.ndarray, Spectrum], Cell]
+# The cell's number among its tree's nodes and among the holdouts, and a scatter that is added to its own.
+LearnCell: TypeAlias = Callable[[int, Spectrum], Cell]
 
 
 def learn_root(
@@ -99,8 +101,10 @@ def learn_root(
     nothing = Spectrum(np.zeros((x.shape[1], 0), x.dtype), np.zeros(0))
     if fewest < 2:
         return [(centre, nothing) for centre in _centres_with_fallback(x[rows], kept)]
-    learn_cell = _cell_subspaces(x, rows, min(options.max_rank, x.shape[1], fewest - 1), options.seed)
-    return parallel_map(lambda mask: learn_cell(mask, nothing), kept)
+    rank = min(options.max_rank, x.shape[1], fewest - 1)
+    cells = _Cells(x, Partition(0, (rows,)), folds, holdouts, options.seed, [0])
+    learn_cell = cells.learner(0, kept, rank)
+    return parallel_map(lambda out: learn_cell(out, nothing), range(len(kept)))
 
 
 def learn_subspaces(
@@ -128,6 +132,9 @@ def learn_subspaces(
     # Dimension of the span of a cell's rows and of those it inherits from. Further directions would be rounding error;
     # in coordinates of the row space they would be directions of left-out rows alone.
     spanned = np.zeros(num_nodes, dtype=np.int32)
+    present = np.flatnonzero(partition.is_present)
+    learned = present if root is None else present[1:]
+    cells = _Cells(x, partition, folds, holdouts, seed, learned.tolist())
 
     def learn(node: int) -> None:
         rows = partition.cell(node)
@@ -145,14 +152,10 @@ def learn_subspaces(
         ]
         spanned[node] = spanned[parent] if inherited else fewest - 1
         most = int(min(max_rank, num_features, fewest - 1 + inherited, spanned[node]))
-        cell: Callable[[int], Cell]
-        if root is not None and node == 0:
-            cell = root.__getitem__
-        else:
-            cell = _of_holdouts(_cell_subspaces(x, rows, most, seed + node), kept, prior)
+        learn_cell = _given(root) if root is not None and node == 0 else cells.learner(node, kept, most)
 
         def learn_without(out: int) -> int:
-            centre, scatter = cell(out)
+            centre, scatter = learn_cell(out, prior[out])
             rank = scatter.variances.size
             centres[out, node] = centre
             bases[out, node, :, :rank] = scatter.directions
@@ -165,28 +168,65 @@ def learn_subspaces(
         if rank < max(found):
             bases[:, node, :, rank:], variances[:, node, rank:] = 0.0, 0.0
 
-    present = np.flatnonzero(partition.is_present)
-    for nodes in np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1)):
+    for scale, nodes in enumerate(np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1))):
+        cells.reach(scale)
         parallel_map(learn, nodes.tolist())  # parents first; the cells of a scale do not depend on each other
     return Subspaces(centres, bases, ranks)
+
+
+def _given(root: list[Cell]) -> LearnCell:
+    return lambda out, prior: root[out]
 
 
 def _centres_with_fallback(cell: np.ndarray, kept: list[np.ndarray]) -> np.ndarray:
     return np.stack([cell[mask].mean(axis=0) if mask.any() else cell.mean(axis=0) for mask in kept])
 
 
-def _cell_subspaces(x: Rows, rows: np.ndarray, rank: int, seed: int) -> LearnCell:
-    """A function that finds, for a mask of a cell's rows and a prior scatter, their centre and leading directions.
+class _Cells:
+    """How the cells of a tree are learned, by their shapes; `nodes` are those that are, each once, parents first."""
 
-    There are at most `rank` directions. It is called for one mask at a time, so that results need not all be held.
-    """
-    if min(rows.size, x.shape[1]) > EXACT_MAX_SIDE:
-        return functools.partial(_randomised, x, rows, rank, seed)
-    return (_by_moments if x.shape[1] <= rows.size else _by_gram)(x, rows, rank)
+    def __init__(
+        self,
+        x: Rows,
+        partition: Partition,
+        folds: np.ndarray | None,
+        holdouts: list[Holdout],
+        seed: int,
+        nodes: list[int],
+    ) -> None:
+        self._x, self._partition, self._seed = x, partition, seed
+        self._parts = Parts.of(x.shape[0], folds, holdouts)
+        self._sums = MomentSums(x, partition, self._parts, [node for node in nodes if self._is_by_moments(node)])
 
+    def _is_by_moments(self, node: int) -> bool:
+        return self._x.shape[1] <= min(self._partition.cell(node).size, EXACT_MAX_SIDE)
 
-def _of_holdouts(learn_cell: LearnCell, kept: list[np.ndarray], prior: list[Spectrum]) -> Callable[[int], Cell]:
-    return lambda out: learn_cell(kept[out], prior[out])
+    def reach(self, scale: int) -> None:
+        """To be called before the cells of a scale are learned."""
+        self._sums.reach(scale)
+
+    def learner(self, node: int, kept: list[np.ndarray], rank: int) -> LearnCell:
+        """A function that finds a cell's centre and at most `rank` leading directions, for a holdout and a prior.
+
+        `kept`: the mask of the cell's rows under every holdout. It is called for one holdout at a time, so that results
+        need not all be held.
+        """
+        x, rows = self._x, self._partition.cell(node)
+        if self._is_by_moments(node):
+            sums = self._sums.take(node)
+            tolerance = _Tolerance.of(x, rows.size, sums.largest)
+
+            def learn(out: int, prior: Spectrum) -> Cell:
+                mean, scatter = sums.kept(self._parts.is_kept[out])
+                return mean, _leading(scatter, prior, rank, tolerance)
+
+            return learn
+        by_mask = (
+            functools.partial(_randomised, x, rows, rank, self._seed + node)
+            if min(rows.size, x.shape[1]) > EXACT_MAX_SIDE
+            else _by_gram(x, rows, rank)
+        )
+        return lambda out, prior: by_mask(kept[out], prior)
 
 
 def _as_columns(spectrum: Spectrum, features: slice = slice(None)) -> np.ndarray:
@@ -198,7 +238,7 @@ def _randomised(
     x: Rows, rows: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
 ) -> tuple[np.ndarray, Spectrum]:
     cell = x[rows[mask]]
-    tolerance = _Tolerance.of(cell, np.arange(len(cell)))
+    tolerance = _Tolerance.of(cell, len(cell), _largest([cell]))
     centre = cell.mean(axis=0, dtype=np.float64)
     cell -= centre.astype(cell.dtype)
     stacked = np.concatenate([cell, _as_columns(prior).T.astype(cell.dtype)]) if prior.variances.size else cell
@@ -207,46 +247,30 @@ def _randomised(
     return centre, Spectrum(right[useful].T, np.square(singular[useful], dtype=np.float64))
 
 
-def _by_moments(x: Rows, rows: np.ndarray, rank: int) -> LearnCell:
-    """Eigenvectors of the second-moment matrix; without a fold it is the whole matrix minus that of the fold's rows."""
-    tolerance = _Tolerance.of(x, rows)
-    origin = _mean(x, rows)
-    total_sum, total = _moments(x, rows, origin)
-
-    def learn(mask: np.ndarray, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
-        count = int(mask.sum())
-        out_sum, out = _moments(x, rows[~mask], origin)
-        mean = (total_sum - out_sum) / count
-        scatter = total - out - count * np.outer(mean, mean)
-        scatter += (prior.directions * prior.variances) @ prior.directions.T
-        values, vectors = _leading_eigenpairs(scatter, rank)
-        useful = values > tolerance(np.sqrt(max(values[0], 0.0))) ** 2
-        return origin + mean, Spectrum(vectors[:, useful], values[useful])
-
-    return learn
+def _leading(scatter: np.ndarray, prior: Spectrum, rank: int, tolerance: "_Tolerance") -> Spectrum:
+    """The leading directions of a scatter, (D, D), and a prior one."""
+    if prior.variances.size:
+        scatter = scatter + (prior.directions * prior.variances) @ prior.directions.T
+    values, vectors = _leading_eigenpairs(scatter, rank)
+    useful = values > tolerance(np.sqrt(max(values[0], 0.0))) ** 2
+    return Spectrum(vectors[:, useful], values[useful])
 
 
 def _blocks(x: Rows, rows: np.ndarray) -> Iterator[np.ndarray]:
     return (x[rows[some]] for some in slices(rows.size, x.shape[1]))
 
 
+def _largest(blocks: Iterable[np.ndarray]) -> float:
+    return max((float(np.abs(block).max()) for block in blocks), default=0.0)
+
+
 def _mean(x: Rows, rows: np.ndarray) -> np.ndarray:
     return sum(block.sum(axis=0, dtype=np.float64) for block in _blocks(x, rows)) / rows.size
 
 
-def _moments(x: Rows, rows: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and second moment about `origin` in float64, in blocks: no copy of the rows is made."""
-    first, second = np.zeros(origin.size), np.zeros((origin.size, origin.size))
-    for block in _blocks(x, rows):
-        centred = block - origin
-        first += centred.sum(axis=0)
-        second += centred.T @ centred
-    return first, second
-
-
-def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> LearnCell:
+def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> Callable[[np.ndarray, Spectrum], Cell]:
     """Eigenvectors of the Gram matrix of the rows, which is computed once for all folds."""
-    tolerance = _Tolerance.of(x, rows)
+    tolerance = _Tolerance.of(x, rows.size, _largest(_blocks(x, rows)))
     origin = _mean(x, rows)
 
     def columns() -> Iterator[tuple[slice, np.ndarray]]:
@@ -313,10 +337,10 @@ class _Tolerance(NamedTuple):
     relative: float
 
     @classmethod
-    def of(cls, x: Rows, rows: np.ndarray) -> "_Tolerance":
-        magnitude = max((float(np.abs(block).max()) for block in _blocks(x, rows)), default=0.0)
-        own = np.finfo(x.dtype).eps * magnitude * np.sqrt(rows.size * x.shape[1])
-        return cls(own, np.sqrt(np.finfo(np.float64).eps * max(rows.size, x.shape[1])))
+    def of(cls, x: Rows, num_rows: int, largest: float) -> "_Tolerance":
+        """For as many rows of x, of which `largest` is the largest absolute value."""
+        own = np.finfo(x.dtype).eps * largest * np.sqrt(num_rows * x.shape[1])
+        return cls(own, np.sqrt(np.finfo(np.float64).eps * max(num_rows, x.shape[1])))
 
     def __call__(self, largest: float) -> float:
         return max(largest * self.relative, self.own)

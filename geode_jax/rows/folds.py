@@ -3,7 +3,7 @@
 A *holdout* is the set of folds that a dictionary is not learned from: none, one, or two.
 """
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,3 +33,29 @@ def each_fold(folds: np.ndarray | None) -> list[Holdout]:
 def kept_rows(rows: np.ndarray, folds: np.ndarray | None, holdouts: list[Holdout]) -> list[np.ndarray]:
     """For each holdout, the mask of the `rows` that are not held out, (rows.size,)."""
     return [np.ones(rows.size, dtype=bool) if folds is None else ~np.isin(folds[rows], out) for out in holdouts]
+
+
+class Parts(NamedTuple):
+    """Rows by the holdouts that keep them: the rows of a part are kept, or left out, together.
+
+    `of_row`, (n,): the part of every row, -1 where all holdouts leave it out. `is_kept`, (H, P).
+    """
+
+    of_row: np.ndarray
+    is_kept: np.ndarray
+
+    @property
+    def number(self) -> int:
+        """Number of parts, P."""
+        return int(self.is_kept.shape[1])
+
+    @classmethod
+    def of(cls, num_rows: int, folds: np.ndarray | None, holdouts: list[Holdout]) -> "Parts":
+        """As few parts as there can be."""
+        if folds is None:
+            return cls(np.zeros(num_rows, dtype=int), np.ones((len(holdouts), 1), dtype=bool))
+        values, fold = np.unique(folds, return_inverse=True)
+        is_kept, part = np.unique(np.stack([~np.isin(values, out) for out in holdouts]), axis=1, return_inverse=True)
+        used = is_kept.any(axis=0)
+        number = np.where(used, np.cumsum(used) - 1, -1)
+        return cls(number[part.ravel()][fold], is_kept[:, used])

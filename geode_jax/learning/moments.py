@@ -1,0 +1,130 @@
+"""Counts, means and scatters of cells: read once at the lowest cells, and summed upwards.
+
+Every scale of a tree has all rows, and every holdout has most of them. So a cell's rows are split into *parts*, which
+the same holdouts keep. A cell's moments under a holdout are the sum of those of the parts that it keeps, and a node's
+parts are the sums of its children's. Rows are read once for as many scales as memory allows.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from geode_jax._runtime.threads import parallel_map
+from geode_jax.partition.metis import Partition
+from geode_jax.rows.blocks import slices
+from geode_jax.rows.folds import Parts
+from geode_jax.rows.view import Rows
+
+# Memory for the moments of several scales. Where those of one scale take more, each node reads its own rows.
+MOMENT_BYTES = 2**28
+
+
+class Moments(NamedTuple):
+    """Of the rows of P parts of a cell, in float64.
+
+    Their number (P,), mean (P, D), scatter about it (P, D, D), and the largest absolute value of all.
+    """
+
+    num_rows: np.ndarray
+    mean: np.ndarray
+    scatter: np.ndarray
+    largest: float
+
+    def __add__(self, other: "Moments") -> "Moments":  # type: ignore[override]
+        """The moments of both cells' rows together.
+
+        A sum of positive terms (Chan, Golub & LeVeque, Algorithms for computing the sample variance, 1983): no digits
+        are lost where rows are far from the origin, or close together.
+        """
+        num_rows = self.num_rows + other.num_rows
+        share = other.num_rows / np.maximum(num_rows, 1)
+        apart = other.mean - self.mean
+        between = np.sqrt(self.num_rows * share)[:, None] * apart
+        scatter = between[:, :, None] * between[:, None, :]
+        scatter += self.scatter
+        scatter += other.scatter
+        return Moments(num_rows, self.mean + share[:, None] * apart, scatter, max(self.largest, other.largest))
+
+    def kept(self, is_kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean, (D,), and scatter, (D, D), of the parts that are kept, (P,), of which one at least has rows."""
+        num_rows = self.num_rows * is_kept
+        mean = num_rows / num_rows.sum() @ self.mean
+        between = np.sqrt(num_rows)[:, None] * (self.mean - mean)
+        return mean, self.scatter[is_kept].sum(axis=0) + between.T @ between
+
+
+def moments_of(x: Rows, rows: np.ndarray) -> Moments:
+    """Moments of some rows of x, (n, D), as one part; in blocks: no copy of the rows is made."""
+    num_features = x.shape[1]
+    found: Moments | None = None
+    for some in slices(rows.size, num_features):
+        block = x[rows[some]]
+        largest = float(np.abs(block).max())
+        mean = block.mean(axis=0, dtype=np.float64)
+        centred = block - mean
+        own = Moments(np.array([len(block)]), mean[None], (centred.T @ centred)[None], largest)
+        found = own if found is None else found + own
+    if found is None:
+        return Moments(np.zeros(1, int), np.zeros((1, num_features)), np.zeros((1, num_features, num_features)), 0.0)
+    return found
+
+
+def _as_parts(found: Sequence[Moments]) -> Moments:
+    """Moments of single parts as those of one cell."""
+    if len(found) == 1:
+        return found[0]
+    num_rows, mean, scatter = (np.concatenate(tables) for tables in zip(*(part[:3] for part in found), strict=True))
+    return Moments(num_rows, mean, scatter, max(part.largest for part in found))
+
+
+class MomentSums:
+    """Moments of a tree's cells by part, for callers that go through the scales from the root down.
+
+    `nodes`: the cells that are to be asked for, each once.
+    """
+
+    def __init__(self, x: Rows, partition: Partition, parts: Parts, nodes: Iterable[int]) -> None:
+        self._x, self._partition, self._parts = x, partition, parts
+        self._wanted = frozenset(nodes)
+        self._known: dict[int, Moments] = {}
+
+    def reach(self, scale: int) -> None:
+        """Sum the moments of the cells at `scale`, if that was not done, and of the scales below that fit in memory."""
+        most = MOMENT_BYTES // (8 * self._parts.number * self._x.shape[1] ** 2)
+        band: set[int] = set()
+        # no further than the tree: cells that are not nested, as those of `middle_cells`, have nothing to sum
+        for deeper in range(scale, self._partition.depth + 1):
+            nodes = self._wanted.intersection(range(2**deeper - 1, 2 ** (deeper + 1) - 1))
+            if not nodes or len(band) + len(nodes) > most:
+                break
+            band |= nodes
+        if not band.isdisjoint(self._known):
+            return
+        lowest = list(self._lowest(sorted(band), band))
+        read = dict(zip(lowest, self._read(lowest), strict=True))
+        for node in sorted(band, reverse=True):  # children before their parents
+            if node not in read:
+                read[node] = read[2 * node + 1] + read[2 * node + 2]
+        self._known = {node: read[node] for node in band}
+
+    def take(self, node: int) -> Moments:
+        """The moments of a cell's parts, which are not held any longer."""
+        known = self._known.pop(node, None)
+        return self._read([node])[0] if known is None else known
+
+    def _lowest(self, nodes: Sequence[int], band: set[int]) -> Iterable[int]:
+        """The cells whose rows are read: those of the band, or their siblings, with no child in it."""
+        for node in nodes:
+            children = (2 * node + 1, 2 * node + 2)
+            if band.isdisjoint(children):
+                yield node
+            else:
+                yield from (child for child in children if child not in band)
+
+    def _read(self, nodes: Sequence[int]) -> list[Moments]:
+        number, part = self._parts.number, self._parts.of_row
+        cells = [self._partition.cell(node) for node in nodes]
+        pieces = [rows[part[rows] == own] for rows in cells for own in range(number)]
+        found = parallel_map(lambda rows: moments_of(self._x, rows), pieces)
+        return [_as_parts(found[start : start + number]) for start in range(0, len(found), number)]
