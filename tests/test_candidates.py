@@ -13,6 +13,7 @@ from small import NUM_ROWS, make_dictionary, make_problem
 
 import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.forest import learn
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import membership
@@ -21,6 +22,7 @@ from geode_jax.gibbs.sweep import sweep
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.evidence import HeldOutStatistics, cell_mixture, statistics_at
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
+from geode_jax.model import candidate_statistics
 from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out, reshard
 from geode_jax.partition.metis import partition_rows
 from geode_jax.partition.neighbours import neighbour_graph
@@ -239,6 +241,16 @@ def test_search_by_what_is_observed():
     found = search_candidates(training._replace(is_observed=is_observed), rows, partition, subspaces, 2)
     whole = search_candidates(training, rows, partition, subspaces, 2)
     assert 0.5 < (found == whole).mean() < 1.0
+
+
+def test_positions_that_int32_cannot_hold_are_refused(data, monkeypatch):
+    """Before most of the work is done, rather than positions that have overflown."""
+    with pytest.raises(ValueError, match=r"num_candidates: expected rows times candidates within 2\.1e"):
+        candidate_statistics.num_blocks_of(32 * 70_000_000, 127)
+    monkeypatch.setattr(candidate_statistics, "MOST_PLACES", 300)
+    monkeypatch.setattr(learn, "freeze_forest", None)  # it is not reached
+    with pytest.raises(ValueError, match="num_candidates"):
+        geode_jax.fit(jax.random.key(0), data, dictionary=FEW, sampler=SAMPLER)
 
 
 def test_default_keeps_statistics_within_memory():

@@ -18,6 +18,8 @@ from geode_jax.model.statistics import Statistics
 
 # Pairs per block: enough for a vectorised product, few enough that the last block of a node wastes little.
 BLOCK = 32
+# Positions are int32, as JAX's integers are by default.
+MOST_PLACES = 2**31 - 1
 
 
 class CandidateStatistics(eqx.Module):
@@ -94,8 +96,17 @@ class _Layout(NamedTuple):
 
 
 def num_blocks_of(num_pairs: int, num_nodes: int) -> int:
-    """Blocks that hold the pairs: per node one beyond the full ones, and an empty block at the end."""
-    return -(-num_pairs // BLOCK) + num_nodes + 1
+    """Blocks that hold the pairs: per node one beyond the full ones, and an empty block at the end.
+
+    Raises ValueError if a pair's position would be beyond `MOST_PLACES`.
+    """
+    num_blocks = -(-num_pairs // BLOCK) + num_nodes + 1
+    if num_blocks * BLOCK > MOST_PLACES:
+        raise ValueError(
+            f"num_candidates: expected rows times candidates within {MOST_PLACES:.2g}, but they are {num_pairs:.2g};"
+            " set fewer candidates, or fit fewer rows"
+        )
+    return num_blocks
 
 
 def lay_out(node: np.ndarray, num_nodes: int, num_shards: int) -> _Layout:
