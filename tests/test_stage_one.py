@@ -39,6 +39,7 @@ from geode_jax.rows.folds import assign_folds, judging_folds
 from geode_jax.rows.frame import learn_frame, to_model
 from geode_jax.rows.row_space import row_coordinates
 from geode_jax.rows.training import Training
+from geode_jax.rows.view import View
 
 
 def _partition(x, depth=3, min_cell_size=5, num_neighbors=10, seed=0):
@@ -151,6 +152,36 @@ def test_routing_ends_at_cells_that_would_be_too_small():
     small = Partition(1, (np.arange(4), np.array([0, 1]), np.array([2, 3])))
     assert route_rows(x, small, known, 6).cells[1:] == (None, None)
     assert route_rows(x, small, known, 5).cells[2].tolist() == [95, 96, 97, 98, 99]
+
+
+def test_routing_is_by_the_nearer_centre_at_every_split_and_reads_rows_once():
+    """As if from node to node, in trees whose branches end at different scales; known rows wherever they are."""
+    rng = np.random.default_rng(0)
+
+    class Counting(View):
+        read = np.zeros(500, int)
+
+        def __getitem__(self, index):
+            self.read[index] += 1
+            return super().__getitem__(index)
+
+    x = Counting(rng.normal(size=(500, 3)), np.ones(3))
+    known = np.sort(rng.choice(500, 80, replace=False))
+    cells = [np.arange(80), np.arange(30), np.arange(30, 80), None, None, np.arange(30, 50), np.arange(50, 80)]
+    cells += [None] * 6 + [np.arange(50, 60), np.arange(60, 80)]
+    small = Partition(3, tuple(cells))
+    x.read[:] = 0
+    found = route_rows(x, small, known, 1)
+    np.testing.assert_array_equal(x.read, np.where(np.isin(np.arange(500), known), 2, 1))
+    rows = x[np.arange(500)]
+    np.testing.assert_array_equal(found.is_present, small.is_present)
+    for node in (0, 2, 6):
+        centres = [rows[known[small.cell(child)]].mean(axis=0) for child in (2 * node + 1, 2 * node + 2)]
+        distance = [np.square(rows - centre).sum(axis=1) for centre in centres]
+        inside = found.cell(node)
+        free = inside[~np.isin(inside, known)]
+        np.testing.assert_array_equal(np.isin(free, found.cell(2 * node + 2)), (distance[1] < distance[0])[free])
+        np.testing.assert_array_equal(np.intersect1d(found.cell(2 * node + 1), known), known[small.cell(2 * node + 1)])
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 9])

@@ -13,6 +13,7 @@ import pymetis
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from geode_jax._runtime.threads import parallel_map
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.view import Rows
 
@@ -73,26 +74,59 @@ def partition_rows(x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_
 
 
 def route_rows(x: Rows, partition: Partition, known: np.ndarray, min_cell_size: int) -> Partition:
-    """Extend a partition of the rows `known` (ascending indices) to all rows of `x` (n, D).
+    """Extend a partition of the rows `known` (ascending indices) to all rows of `x` (n, D), which is read once.
 
     The known rows keep their cells; the others go to the child whose centre is nearer, from the root down. A cell is a
     leaf if a child would have fewer than `min_cell_size` rows.
     """
     cells: list[np.ndarray | None] = [None] * len(partition.cells)
     cells[0] = np.arange(x.shape[0])
+    deepest = _deepest_nodes(x, partition, known)
     for node in range(2**partition.depth - 1):
-        rows, left, right = cells[node], partition.cells[2 * node + 1], partition.cells[2 * node + 2]
-        if rows is None or left is None or right is None:
+        rows = cells[node]
+        if rows is None or partition.cells[2 * node + 1] is None:
             continue
-        centres = [x[known[child]].mean(axis=0, dtype=np.float64) for child in (left, right)]
-        toward = (centres[1] - centres[0]).astype(x.dtype)
-        middle = toward @ (0.5 * (centres[0] + centres[1]))
-        is_right = np.concatenate([x[rows[some]] @ toward for some in slices(rows.size, x.shape[1])]) > middle
-        is_right[np.searchsorted(rows, known[left])] = False
-        is_right[np.searchsorted(rows, known[right])] = True
+        right = 2 * node + 2
+        is_right = _ancestors(deepest[rows], right) == right
         if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:
-            cells[2 * node + 1], cells[2 * node + 2] = rows[~is_right], rows[is_right]
+            cells[right - 1], cells[right] = rows[~is_right], rows[is_right]
     return Partition(partition.depth, tuple(cells))
+
+
+def _deepest_nodes(x: Rows, partition: Partition, known: np.ndarray) -> np.ndarray:
+    """The leaf of every row in a partition of the known rows, (n,), all its splits being made."""
+    present = partition.is_present
+    nodes = np.flatnonzero(present).tolist()
+    leaves = [node for node in nodes if not present[2 * node + 1 : 2 * node + 3].any()]
+    splits = np.setdiff1d(nodes, leaves)
+    place = np.full(present.size, -1)
+    place[splits] = np.arange(splits.size)
+    sample = x[known]
+    centres = np.zeros((present.size, x.shape[1]))
+    for node in nodes:
+        centres[node] = sample[partition.cell(node)].mean(axis=0, dtype=np.float64)
+    left, right = centres[2 * splits + 1], centres[2 * splits + 2]
+    toward = (right - left).astype(x.dtype)
+    middle = (toward * (0.5 * (left + right))).sum(axis=1)
+    found = np.zeros(x.shape[0], np.int32)
+
+    def route(some: slice) -> None:
+        is_right = x[some] @ toward.T > middle
+        own = found[some]  # written in place
+        for _ in range(partition.depth):
+            at_split = np.flatnonzero(place[own] >= 0)
+            own[at_split] = 2 * own[at_split] + 1 + is_right[at_split, place[own[at_split]]]
+
+    parallel_map(route, slices(x.shape[0], x.shape[1] + splits.size))
+    for leaf in leaves:
+        found[known[partition.cell(leaf)]] = leaf
+    return found
+
+
+def _ancestors(nodes: np.ndarray, like: int) -> np.ndarray:
+    """The ancestors of nodes, in heap order, at the scale of the node `like`; nodes are at this scale or below."""
+    scale = np.frexp(nodes + 1)[1] - 1  # exact: nodes are few
+    return ((nodes + 1) >> (scale - ((like + 1).bit_length() - 1))) - 1
 
 
 def _split(x: np.ndarray, graph: sparse.csr_array, rows: np.ndarray, min_cell_size: int, seed: int) -> np.ndarray:
