@@ -244,7 +244,7 @@ def test_search_by_what_is_observed():
 
 
 def test_positions_that_int32_cannot_hold_are_refused(data, monkeypatch):
-    """Before most of the work is done, rather than positions that have overflown."""
+    """Before most of the work is done, rather than positions that have overflowed."""
     with pytest.raises(ValueError, match=r"num_candidates: expected rows times candidates within 2\.1e"):
         candidate_statistics.num_blocks_of(32 * 70_000_000, 127)
     monkeypatch.setattr(candidate_statistics, "MOST_PLACES", 300)

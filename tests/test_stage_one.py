@@ -152,6 +152,8 @@ def test_routing_ends_at_cells_that_would_be_too_small():
     small = Partition(1, (np.arange(4), np.array([0, 1]), np.array([2, 3])))
     assert route_rows(x, small, known, 6).cells[1:] == (None, None)
     assert route_rows(x, small, known, 5).cells[2].tolist() == [95, 96, 97, 98, 99]
+    undivided = Partition(2, (np.arange(4), *[None] * 6))
+    assert route_rows(x, undivided, known, 5).cells[1:] == (None,) * 6
 
 
 def test_routing_is_by_the_nearer_centre_at_every_split_and_reads_rows_once():

@@ -75,21 +75,11 @@ def search_candidates(
                 return np.sort(found, axis=1)
 
     # neighbouring rows are searched together: they visit the same nodes, and are adjacent in memory
-    order = np.argsort(_leaf_order(partition)[rows], kind="stable")
+    order = np.argsort(partition.leaf_order()[rows], kind="stable")
     found = np.empty((rows.size, width), dtype=np.int32)
     size = min(_BLOCK, max(1, _BLOCK_NUMBERS // num_features))
     found[order] = np.concatenate(parallel_map(search, np.array_split(rows[order], -(-rows.size // size))))
     return found
-
-
-def _leaf_order(partition: Partition) -> np.ndarray:
-    """The position of every row's leaf, counted from left to right, (n,)."""
-    place = np.zeros(partition.cell(0).size, dtype=int)
-    for node, rows in enumerate(partition.cells):
-        if rows is not None:  # children after their parents
-            scale = (node + 1).bit_length() - 1
-            place[rows] = (node + 1 - 2**scale) << (partition.depth - scale)
-    return place
 
 
 def _only(mixture: QuickMixture, index: int) -> QuickMixture:

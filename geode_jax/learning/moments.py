@@ -34,27 +34,28 @@ class Moments(NamedTuple):
     scatter: np.ndarray
     largest: float
 
-    def __add__(self, other: "Moments") -> "Moments":  # type: ignore[override]
-        """The moments of both cells' rows together.
-
-        A sum of positive terms (Chan, Golub & LeVeque, Algorithms for computing the sample variance, 1983): no digits
-        are lost where rows are far from the origin, or close together.
-        """
-        num_rows = self.num_rows + other.num_rows
-        share = other.num_rows / np.maximum(num_rows, 1)
-        apart = other.mean - self.mean
-        between = np.sqrt(self.num_rows * share)[:, None] * apart
-        scatter = between[:, :, None] * between[:, None, :]
-        scatter += self.scatter
-        scatter += other.scatter
-        return Moments(num_rows, self.mean + share[:, None] * apart, scatter, max(self.largest, other.largest))
-
     def kept(self, is_kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean, (D,), and scatter, (D, D), of the parts that are kept, (P,), of which one at least has rows."""
         num_rows = self.num_rows * is_kept
         mean = num_rows / num_rows.sum() @ self.mean
         between = np.sqrt(num_rows)[:, None] * (self.mean - mean)
         return mean, self.scatter[is_kept].sum(axis=0) + between.T @ between
+
+
+def joined(one: Moments, other: Moments) -> Moments:
+    """The moments of both cells' rows together, part by part.
+
+    A sum of positive terms (Chan, Golub & LeVeque, Algorithms for computing the sample variance, 1983): no digits are
+    lost where rows are far from the origin, or close together.
+    """
+    num_rows = one.num_rows + other.num_rows
+    share = other.num_rows / np.maximum(num_rows, 1)
+    apart = other.mean - one.mean
+    between = np.sqrt(one.num_rows * share)[:, None] * apart
+    scatter = between[:, :, None] * between[:, None, :]
+    scatter += one.scatter
+    scatter += other.scatter
+    return Moments(num_rows, one.mean + share[:, None] * apart, scatter, max(one.largest, other.largest))
 
 
 def moments_of(x: Rows, rows: np.ndarray) -> Moments:
@@ -67,7 +68,7 @@ def moments_of(x: Rows, rows: np.ndarray) -> Moments:
         mean = block.mean(axis=0, dtype=np.float64)
         centred = block - mean
         own = Moments(np.array([len(block)]), mean[None], (centred.T @ centred)[None], largest)
-        found = own if found is None else found + own
+        found = own if found is None else joined(found, own)
     if found is None:
         return Moments(np.zeros(1, int), np.zeros((1, num_features)), np.zeros((1, num_features, num_features)), 0.0)
     return found
@@ -106,7 +107,7 @@ class MomentSums:
         read = dict(zip(lowest, self._read(lowest, _in_order(self._x)), strict=True))
         for node in sorted(band, reverse=True):  # children before their parents
             if node not in read:
-                read[node] = read[2 * node + 1] + read[2 * node + 2]
+                read[node] = joined(read[2 * node + 1], read[2 * node + 2])
         self._known |= {node: read[node] for node in band}
         self._wanted -= band
 
@@ -142,7 +143,7 @@ class MomentSums:
             ends = (first, first + block.shape[0])
             inside = [rows[slice(*np.searchsorted(rows, ends))] - first for rows in pieces]
             more = parallel_map(functools.partial(moments_of, block), inside)
-            found = [one + other for one, other in zip(found, more, strict=True)] if found else more
+            found = list(map(joined, found, more)) if found else more
         return [_as_parts(found[start : start + number]) for start in range(0, len(found), number)]
 
 

@@ -83,7 +83,7 @@ class Spectrum(NamedTuple):
 
 
 Cell: TypeAlias = tuple[np.ndarray, Spectrum]
-# The cell's number among its tree's nodes and among the holdouts, and a scatter that is added to its own.
+# Given the number of a holdout, and a scatter that is added to that of the cell's rows.
 LearnCell: TypeAlias = Callable[[int, Spectrum], Cell]
 
 
@@ -103,6 +103,7 @@ def learn_root(
         return [(centre, nothing) for centre in _centres_with_fallback(x[rows], kept)]
     rank = min(options.max_rank, x.shape[1], fewest - 1)
     cells = _Cells(x, Partition(0, (rows,)), folds, holdouts, options.seed, [0])
+    cells.reach(0)
     learn_cell = cells.learner(0, kept, rank)
     return parallel_map(lambda out: learn_cell(out, nothing), range(len(kept)))
 
@@ -183,7 +184,7 @@ def _centres_with_fallback(cell: np.ndarray, kept: list[np.ndarray]) -> np.ndarr
 
 
 class _Cells:
-    """How the cells of a tree are learned, by their shapes; `nodes` are those that are, each once, parents first."""
+    """Learns the cells of a tree, each in the way that suits its shape: `nodes`, each once, parents first."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class TreeOptions(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A complete binary tree in heap order: ``cells[k]`` are the rows of node k, None where k is absent.
+    """A complete binary tree in heap order: ``cells[k]`` are the rows of node k, ascending, None if k is absent.
 
     A present node has both children or none; the children's rows are a partition of the node's.
     """
@@ -46,6 +46,15 @@ class Partition(NamedTuple):
     def is_present(self) -> np.ndarray:
         """Mask of the nodes that exist, (K,)."""
         return np.array([cell is not None for cell in self.cells])
+
+    def leaf_order(self) -> np.ndarray:
+        """The position of every row's leaf, counted from left to right, (n,)."""
+        place = np.zeros(self.cell(0).size, dtype=int)
+        for node, rows in enumerate(self.cells):
+            if rows is not None:  # children after their parents
+                scale = (node + 1).bit_length() - 1
+                place[rows] = (node + 1 - 2**scale) << (self.depth - scale)
+        return place
 
     def nodes_at(self, scale: int) -> list[int]:
         """Nodes that partition the rows at `scale`: present nodes at that scale, and leaves above it."""
@@ -81,52 +90,44 @@ def route_rows(x: Rows, partition: Partition, known: np.ndarray, min_cell_size: 
     """
     cells: list[np.ndarray | None] = [None] * len(partition.cells)
     cells[0] = np.arange(x.shape[0])
-    deepest = _deepest_nodes(x, partition, known)
+    path = _paths(x, partition, known)
     for node in range(2**partition.depth - 1):
         rows = cells[node]
         if rows is None or partition.cells[2 * node + 1] is None:
             continue
-        right = 2 * node + 2
-        is_right = _ancestors(deepest[rows], right) == right
+        further = partition.depth - (node + 1).bit_length()  # turns after this one
+        is_right = (path[rows] >> further) & 1 == 1
         if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:
-            cells[right - 1], cells[right] = rows[~is_right], rows[is_right]
+            cells[2 * node + 1], cells[2 * node + 2] = rows[~is_right], rows[is_right]
     return Partition(partition.depth, tuple(cells))
 
 
-def _deepest_nodes(x: Rows, partition: Partition, known: np.ndarray) -> np.ndarray:
-    """The leaf of every row in a partition of the known rows, (n,), all its splits being made."""
+def _paths(x: Rows, partition: Partition, known: np.ndarray) -> np.ndarray:
+    """The position of every row's leaf, as in `leaf_order`, (n,): its bits are the turns from the root down."""
     present = partition.is_present
-    nodes = np.flatnonzero(present).tolist()
-    leaves = [node for node in nodes if not present[2 * node + 1 : 2 * node + 3].any()]
-    splits = np.setdiff1d(nodes, leaves)
-    place = np.full(present.size, -1)
-    place[splits] = np.arange(splits.size)
+    splits = np.array([node for node in range(2**partition.depth - 1) if present[2 * node + 1]], dtype=int)
+    column = np.full(present.size, splits.size)  # the last one where there is no split: rows stay left
+    column[splits] = np.arange(splits.size)
     sample = x[known]
-    centres = np.zeros((present.size, x.shape[1]))
-    for node in nodes:
-        centres[node] = sample[partition.cell(node)].mean(axis=0, dtype=np.float64)
-    left, right = centres[2 * splits + 1], centres[2 * splits + 2]
+
+    def centres(nodes: np.ndarray) -> np.ndarray:
+        means = [sample[partition.cell(node)].mean(axis=0, dtype=np.float64) for node in nodes.tolist()]
+        return np.reshape(means, (nodes.size, x.shape[1]))
+
+    left, right = centres(2 * splits + 1), centres(2 * splits + 2)
     toward = (right - left).astype(x.dtype)
     middle = (toward * (0.5 * (left + right))).sum(axis=1)
-    found = np.zeros(x.shape[0], np.int32)
+    path = np.zeros(x.shape[0], dtype=int)
 
     def route(some: slice) -> None:
-        is_right = x[some] @ toward.T > middle
-        own = found[some]  # written in place
-        for _ in range(partition.depth):
-            at_split = np.flatnonzero(place[own] >= 0)
-            own[at_split] = 2 * own[at_split] + 1 + is_right[at_split, place[own[at_split]]]
+        is_right = np.pad(x[some] @ toward.T > middle, [(0, 0), (0, 1)])
+        own, row = path[some], np.arange(is_right.shape[0])
+        for scale in range(partition.depth):
+            own[:] = 2 * own + is_right[row, column[2**scale - 1 + own]]
 
     parallel_map(route, slices(x.shape[0], x.shape[1] + splits.size))
-    for leaf in leaves:
-        found[known[partition.cell(leaf)]] = leaf
-    return found
-
-
-def _ancestors(nodes: np.ndarray, like: int) -> np.ndarray:
-    """The ancestors of nodes, in heap order, at the scale of the node `like`; nodes are at this scale or below."""
-    scale = np.frexp(nodes + 1)[1] - 1  # exact: nodes are few
-    return ((nodes + 1) >> (scale - ((like + 1).bit_length() - 1))) - 1
+    path[known] = partition.leaf_order()
+    return path
 
 
 def _split(x: np.ndarray, graph: sparse.csr_array, rows: np.ndarray, min_cell_size: int, seed: int) -> np.ndarray:
