@@ -5,8 +5,7 @@ the same holdouts keep. A cell's moments under a holdout are the sum of those of
 parts are the sums of its children's. Rows are read once for as many scales as memory allows.
 """
 
-import functools
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +14,10 @@ from geode_jax._runtime.threads import parallel_map
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Parts
-from geode_jax.rows.view import Rows, View
+from geode_jax.rows.view import Rows
 
 # Memory for the moments of several scales. Where those of one scale take more, each node reads its own rows.
 MOMENT_BYTES = 2**28
-# Numbers that are converted together where rows are a view, perhaps of a file: enough for a product for every cell.
-READ_NUMBERS = 2**24
 
 
 class Moments(NamedTuple):
@@ -97,14 +94,16 @@ class MomentSums:
         """Sum the moments of the cells at `scale`, if that was not done, and of the scales below that fit in memory."""
         most = MOMENT_BYTES // (8 * self._parts.number * self._x.shape[1] ** 2)
         band: set[int] = set()
-        for nodes in self._scales(scale):
+        # no further than the tree: cells that are not nested, as those of `middle_cells`, have nothing to sum
+        for deeper in range(scale, self._partition.depth + 1):
+            nodes = self._wanted.intersection(range(2**deeper - 1, 2 ** (deeper + 1) - 1))
             if not nodes or len(band) + len(nodes) > most:
                 break
             band |= nodes
         if not band:
             return
         lowest = list(self._lowest(sorted(band), band))
-        read = dict(zip(lowest, self._read(lowest, _in_order(self._x)), strict=True))
+        read = dict(zip(lowest, self._read(lowest), strict=True))
         for node in sorted(band, reverse=True):  # children before their parents
             if node not in read:
                 read[node] = joined(read[2 * node + 1], read[2 * node + 2])
@@ -114,44 +113,20 @@ class MomentSums:
     def take(self, node: int) -> Moments:
         """The moments of a cell's parts, which are not held any longer."""
         known = self._known.pop(node, None)
-        return self._read([node], [(0, self._x)])[0] if known is None else known
-
-    def _scales(self, first: int) -> Iterable[Set[int]]:
-        """The wanted cells of every scale from the first on; cells that are not nested are all of one scale."""
-        if self._partition.depth == 0:
-            yield self._wanted
-            return
-        for scale in range(first, self._partition.depth + 1):
-            yield self._wanted.intersection(range(2**scale - 1, 2 ** (scale + 1) - 1))
+        return self._read([node])[0] if known is None else known
 
     def _lowest(self, nodes: Sequence[int], band: set[int]) -> Iterable[int]:
         """The cells whose rows are read: those of the band, or their siblings, with no child in it."""
         for node in nodes:
             children = (2 * node + 1, 2 * node + 2)
-            if self._partition.depth == 0 or band.isdisjoint(children):
+            if band.isdisjoint(children):
                 yield node
             else:
                 yield from (child for child in children if child not in band)
 
-    def _read(self, nodes: Sequence[int], blocks: Iterable[tuple[int, Rows]]) -> list[Moments]:
-        """The moments of cells, from blocks of all rows in their order, each with the number of its first row."""
+    def _read(self, nodes: Sequence[int]) -> list[Moments]:
         number, part = self._parts.number, self._parts.of_row
         cells = [self._partition.cell(node) for node in nodes]
         pieces = [rows[part[rows] == own] for rows in cells for own in range(number)]
-        found: list[Moments] = []
-        for first, block in blocks:
-            ends = (first, first + block.shape[0])
-            inside = [rows[slice(*np.searchsorted(rows, ends))] - first for rows in pieces]
-            more = parallel_map(functools.partial(moments_of, block), inside)
-            found = list(map(joined, found, more)) if found else more
+        found = parallel_map(lambda rows: moments_of(self._x, rows), pieces)
         return [_as_parts(found[start : start + number]) for start in range(0, len(found), number)]
-
-
-def _in_order(x: Rows) -> Iterator[tuple[int, np.ndarray]]:
-    """The rows, all at once if they are an array, else in blocks: a file is read from its start to its end."""
-    if not isinstance(x, View):
-        yield 0, x
-        return
-    size = max(1, READ_NUMBERS // x.shape[1])
-    for first in range(0, x.shape[0], size):
-        yield first, x[np.arange(first, min(first + size, x.shape[0]))]

@@ -103,7 +103,6 @@ def learn_root(
         return [(centre, nothing) for centre in _centres_with_fallback(x[rows], kept)]
     rank = min(options.max_rank, x.shape[1], fewest - 1)
     cells = _Cells(x, Partition(0, (rows,)), folds, holdouts, options.seed, [0])
-    cells.reach(0)
     learn_cell = cells.learner(0, kept, rank)
     return parallel_map(lambda out: learn_cell(out, nothing), range(len(kept)))
 
