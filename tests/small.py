@@ -17,6 +17,9 @@ from geode_jax.settings import DirectMembership, ExactShrinkage, GammaPrior, Pri
 
 NUM_ROWS, NUM_FEATURES, MAX_RANK = 14, 5, 3
 
+# For programs that run longer than they compile: with the passes of LLVM that conftest.py turns off.
+OPTIMISED = {"xla_backend_optimization_level": 2, "xla_llvm_disable_expensive_passes": False}
+
 # Proper and light-tailed: every moment that the joint tests compare exists, and chains move fast.
 PRIOR = Prior(
     tau_rate=0.5,

@@ -32,14 +32,26 @@ _ACTIVE = small.active_mask(_DICTIONARY)
 _functions = functools.partial(small.free_parameters, _DICTIONARY, _ACTIVE)
 
 
+@functools.partial(jax.jit, compiler_options=small.OPTIMISED)
+@jax.vmap
+def _truth(key):
+    """(truth, rows, keys for a chain)."""
+    key_truth, key_data, *rest = jax.random.split(key, 5)
+    truth = sample_prior(key_truth, small.without_rows(_DICTIONARY), _ACTIVE, small.NUM_ROWS)
+    return truth, simulate(key_data, _DICTIONARY, truth), rest
+
+
+@functools.cache
+def _truths(num_replicates):
+    return _truth(small.keys(9, num_replicates))
+
+
 @functools.cache
 def p_values(shrinkage, membership, bug=None, num_replicates=NUM_REPLICATES):
     """Chi-square p-value of the ranks of every function."""
 
-    def replicate(key):
-        key_truth, key_data, key_start, key_run, key_ties = jax.random.split(key, 5)
-        truth = sample_prior(key_truth, small.without_rows(_DICTIONARY), _ACTIVE, small.NUM_ROWS)
-        x = simulate(key_data, _DICTIONARY, truth)
+    def replicate(truth, x, keys):
+        key_start, key_run, key_ties = keys
         problem = small.make_problem(_DICTIONARY, x, shrinkage=shrinkage, membership=membership)
         problem = eqx.tree_at(lambda it: it.is_available, problem, _ACTIVE)
 
@@ -56,8 +68,9 @@ def p_values(shrinkage, membership, bug=None, num_replicates=NUM_REPLICATES):
         below, ties = (draws < true).sum(axis=0), (draws == true).sum(axis=0)
         return below + jnp.floor(jax.random.uniform(key_ties, true.shape) * (ties + 1)).astype(int)
 
+    run = jax.jit(jax.vmap(replicate), compiler_options=small.OPTIMISED)
     with BUGS[bug]() if bug else contextlib.nullcontext():
-        ranks = np.asarray(jax.jit(jax.vmap(replicate))(small.keys(9, num_replicates)))
+        ranks = np.asarray(run(*_truths(num_replicates)))
     counts = np.stack([np.bincount(column, minlength=NUM_DRAWS + 1) for column in ranks.T])
     return stats.chisquare(counts, axis=1).pvalue
 
@@ -65,7 +78,6 @@ def p_values(shrinkage, membership, bug=None, num_replicates=NUM_REPLICATES):
 @pytest.mark.slow
 @pytest.mark.parametrize("membership", [DirectMembership(), SliceMembership()], ids=["direct", "slice"])
 def test_ranks_are_uniform(membership):
-    """Each about a minute."""
     found = p_values(ExactShrinkage(), membership)
     print(found.min(), found.size)
     assert found.min() > LEVEL / found.size

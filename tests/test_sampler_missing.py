@@ -59,6 +59,7 @@ def _draws(dtype, bug=None):
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), run(small.keys(8, NUM_DRAWS)))
 
 
+@functools.cache
 def _dense(row):
     """(probability of every node given the observed features, draws of (E, Z^2) at every node), in R^D."""
     dictionary, state, x = _setting()
@@ -122,7 +123,6 @@ def test_draws_are_those_of_brute_force_imputation(dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", MISSING_BUGS)
 def test_planted_bug_is_caught_by_the_draws(bug):
-    """About 7 s each."""
     nodes, statistics = _p_values("float32", bug)
     assert min(nodes.min() * nodes.size, statistics.min() * statistics.size) < LEVEL
 
@@ -147,16 +147,17 @@ def _with_fresh_data(key, state, node):
         node=node,
         residual=residual.reshape(node.shape),
         squared=jnp.square(coordinates).reshape(*node.shape, -1),
-        turn=jnp.zeros((), jnp.int32) if state.partial is None else state.partial.turn,
+        turn=jnp.zeros((), jnp.int32),
     )
     return problem, eqx.tree_at(lambda it: it.partial, state, drawn, is_leaf=lambda leaf: leaf is None)
 
 
+@functools.partial(jax.jit, compiler_options=small.OPTIMISED)
+@jax.vmap
 def _start(key):
-    key_state, key_data = jax.random.split(key)
-    state = sample_prior(key_state, small.without_rows(_DICTIONARY), _ACTIVE, 8 + NUM_PARTIAL)
-    node = state.node[8:].reshape(2, -1)
-    return _with_fresh_data(key_data, eqx.tree_at(lambda it: it.node, state, state.node[:8]), node)
+    """An exact draw of the joint, the nodes of the partial rows apart: (state, nodes)."""
+    state = sample_prior(key, small.without_rows(_DICTIONARY), _ACTIVE, 8 + NUM_PARTIAL)
+    return eqx.tree_at(lambda it: it.node, state, state.node[:8]), state.node[8:].reshape(2, -1)
 
 
 def _functions(problem, state):
@@ -167,30 +168,36 @@ def _functions(problem, state):
 
 
 @functools.cache
+def _starts(num_chains):
+    """(starts of chains, the chains' keys, functions of other draws of the joint); no bug touches them."""
+    key_start, key_run = (jax.vmap(jax.random.split)(small.keys(5, num_chains))[:, part] for part in range(2))
+    key_other, key_data = (jax.vmap(jax.random.split)(small.keys(6, num_chains))[:, part] for part in range(2))
+    fresh = jax.jit(jax.vmap(lambda key, state, node: _functions(*_with_fresh_data(key, state, node))))
+    return _start(key_start), key_run, fresh(key_data, *_start(key_other))
+
+
+@functools.cache
 def _joint_z_scores(bug=None, num_chains=12_000, num_rounds=4):
-    """Three sweeps between fresh data: the drawn statistics must reach the parameters before they are replaced."""
+    """Three sweeps after fresh data: the drawn statistics must reach the parameters before they are replaced."""
 
-    def fresh(key):
-        return _functions(*_start(key))
-
-    def chain(key):
-        key_start, key_run = jax.random.split(key)
-
+    def chain(state, node, key):
         def one_round(carry, key):
-            problem, state = carry
             key_sweeps, key_data = jax.random.split(key)
+            problem, state = _with_fresh_data(key_data, *carry)
 
             def one_sweep(state, key):
                 return sweep(key, state, small.sums_of(problem, state), problem)[0], None
 
             state, _ = jax.lax.scan(one_sweep, state, jax.random.split(key_sweeps, 3))
-            return _with_fresh_data(key_data, state, state.partial.node), None
+            bare = eqx.tree_at(lambda it: it.partial, state, None)
+            return (bare, state.partial.node), _functions(problem, state)
 
-        return _functions(*jax.lax.scan(one_round, _start(key_start), jax.random.split(key_run, num_rounds))[0])
+        return jax.lax.scan(one_round, (state, node), jax.random.split(key, num_rounds))[1][-1]
 
+    starts, keys, before = _starts(num_chains)
     with MISSING_BUGS[bug]() if bug else contextlib.nullcontext():
-        after = jax.jit(jax.vmap(chain))(small.keys(5, num_chains))
-    return compare(jax.jit(jax.vmap(fresh))(small.keys(6, num_chains)), after)
+        after = jax.jit(jax.vmap(chain), compiler_options=small.OPTIMISED)(*starts, keys)
+    return compare(before, after)
 
 
 @pytest.mark.slow
@@ -205,7 +212,6 @@ def test_joint_with_missing_features():
 # The determinant moves the nodes of a few rows a little: the draws see it, 12,000 chains do not.
 @pytest.mark.parametrize("bug", [bug for bug in MISSING_BUGS if bug != "node without determinant"])
 def test_planted_bug_is_caught_by_the_joint(bug):
-    """About 30 s each."""
     z, limit = _joint_z_scores(bug)
     assert np.abs(z).max() > limit
 
