@@ -70,7 +70,7 @@ def held_out(
     posterior = geode_jax.fit(
         jax.random.key(0),
         train,
-        dictionary=geode_jax.DictionarySettings(num_trees=2, shared_span=span, noise_covariance=noise),
+        dictionary=geode_jax.DictionarySettings(num_trees=1 if quick else 2, shared_span=span, noise_covariance=noise),
         sampler=geode_jax.SamplerSettings(**sweeps),
     )
     return geode_jax.log_density(posterior, test)

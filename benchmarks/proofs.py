@@ -42,18 +42,20 @@ SUITE = [
 TESTS = ("identity", "draw", "joint", "calibration")
 
 
-def examine(bug: str | None, published: bool, num_replicates: int) -> dict[str, Any]:
+def examine(bug: str | None, published: bool, quick: bool) -> dict[str, Any]:
     """Every proof under one bug: its statistic, and whether it crossed its limit."""
+    blocks = ["weights"] if quick else list(draws.CHECKS)
+    num_chains, num_replicates = (1000, 64) if quick else (joint.NUM_CHAINS, 1000)
     shrinkage = PublishedShrinkage() if published else ExactShrinkage()
     membership = bugs.membership_for(bug) if bug else DirectMembership()
     row: dict[str, Any] = {"bug": bug or ("published shrinkage" if published else "none")}
     if not published:  # the settings object changes the sweep, not the blocks that these two look at
         with bugs.BUGS[bug]() if bug else contextlib.nullcontext():
             gap = max(identity.relative_gap(name) for name in [*identity.BLOCKS, "renewal", *range(small.MAX_RANK)])
-            p_value = min(draws.smallest_p_value(block, np.float32) for block in draws.CHECKS)
+            p_value = min(draws.smallest_p_value(block, np.float32) for block in blocks)
         row |= {"identity_gap": gap, "identity": gap >= identity.TOLERANCE}
         row |= {"draw_p": p_value, "draw": bool(p_value <= draws.LEVEL)}
-    z, limit = joint.z_scores(shrinkage, membership, bug)
+    z, limit = joint.z_scores(shrinkage, membership, bug, num_chains)
     largest = np.nanmax(np.abs(z)) if np.isfinite(z).any() else np.inf
     row |= {"joint_z": float(largest), "joint_limit": float(limit), "joint": bool(not largest < limit)}
     ranks = calibration.p_values(shrinkage, membership, bug, num_replicates)
@@ -114,7 +116,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     # a run that did not end has no summary, and is gone on with
     rows = [] if options.quick or options.fresh else earlier_rows("proofs", {})
     for bug, published in cases[len(rows) :]:
-        row = examine(bug, published, 64 if options.quick else 1000)
+        row = examine(bug, published, options.quick)
         rows.append(row)
         caught = ", ".join(test for test in TESTS if row.get(test))
         print(f"{row['bug']:<24} joint |z| {row['joint_z']:>6.1f}  caught by: {caught or '-'}", flush=True)

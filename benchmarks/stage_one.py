@@ -113,7 +113,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         hidden = np.where(is_hidden, np.nan, test)
         truth = test[is_hidden]
         print(f"{name:<16}{'':>12}{'nats':>10}{'MAE':>8}{'cover':>8}{'width':>8}{'by evidence':>13}{'seconds':>9}")
-        base = geode_jax.DictionarySettings(num_trees=NUM_TREES)
+        small = {"num_trees": 1, "max_rank": 5, "depth": 2} if options.quick else {"num_trees": NUM_TREES}
+        base = geode_jax.DictionarySettings(**small)
         for changed in variations(name, cut)[: 2 if options.quick else None]:
             start = time.perf_counter()
             of_prior, of_dictionary = (changed, {}) if "tau_rate" in changed else ({}, changed)

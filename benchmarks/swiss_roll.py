@@ -81,6 +81,8 @@ def ours(train: np.ndarray, test: np.ndarray, seed: int, name: str, quick: bool)
         "published": geode_jax.DictionarySettings.published(),
         "default": geode_jax.DictionarySettings(),
     }[name]
+    if quick:
+        settings = dataclasses.replace(settings, num_trees=1, max_rank=5, depth=2)
     is_published = name == "published"
     prior = geode_jax.Prior.published() if is_published else None
     sampler = geode_jax.SamplerSettings.published() if is_published else geode_jax.SamplerSettings()

@@ -8,6 +8,7 @@ from geode_jax.math.lowrank import masked_gram, missing_root
 from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.joint import sample_prior
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
 from geode_jax.model.state import State, node_sums
@@ -151,6 +152,10 @@ def without_rows(dictionary, prior=PRIOR):
 
 def sums_of(problem: Problem, state: State):
     return node_sums(state, problem.statistics)
+
+
+# One program: run call by call, it compiles a hundred.
+draw_from_prior = jax.jit(sample_prior, static_argnames="num_rows")
 
 
 def uniforms(key, dtype=jnp.float32):

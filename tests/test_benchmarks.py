@@ -322,7 +322,7 @@ def test_truncated_gamma():
 
 @pytest.mark.slow
 def test_proofs():
-    """The proofs' own code on the correct sampler, with few replicates of the calibration; about a minute."""
+    """The proofs' own code on the correct sampler, with few chains and replicates."""
     from benchmarks import proofs
 
     assert not any(proofs.main(["--quick"])[0][name] for name in proofs.TESTS)

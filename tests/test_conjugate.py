@@ -1,5 +1,7 @@
 """Moves of gamma and beta variables, on the log and the logit scale."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,9 +25,13 @@ def _moved(move_of, dtype, parameters, start):
         columns = jnp.asarray(parameters, dtype).T[:, :, None]
         tiled = list(jnp.broadcast_to(columns, (*columns.shape[:2], NUM_DRAWS)))
         held, shares = jnp.full_like(tiled[0], start), []
-        move = jax.jit(lambda key, held: move_of(Uniforms(key, 3 * held.size, dtype), held, *tiled))
+
+        @functools.partial(jax.jit, compiler_options=small.OPTIMISED)
+        def move(key, held, *tiled):
+            return move_of(Uniforms(key, 3 * held.size, dtype), held, *tiled)
+
         for number in range(8):
-            held, last = move(jax.random.key(number), held), held
+            held, last = move(jax.random.key(number), held, *tiled), held
             shares.append(np.mean(np.asarray(held != last), axis=1).min())
         return np.asarray(held, np.float64), min(shares)
 

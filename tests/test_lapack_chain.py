@@ -17,7 +17,6 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill
 from geode_jax.gibbs import missing
 from geode_jax.math.whitening import observe_rows
-from geode_jax.model.joint import sample_prior
 from geode_jax.predict import class_span, conditional_moments, mixture
 
 LAPACK = {"cholesky", "triangular_solve"}
@@ -114,7 +113,7 @@ def test_predictions_are_one_chain(arguments):
 def test_the_sweep_is_one_chain_with_missing_features():
     dictionary = small.make_dictionary(jnp.float32)
     active = small.active_mask(dictionary)
-    state = sample_prior(jax.random.key(0), small.without_rows(dictionary), active, 6)
+    state = small.draw_from_prior(jax.random.key(0), small.without_rows(dictionary), active, 6)
     rows = small.make_partial_rows(dictionary, jnp.zeros((6, 5)), num_groups=1)
     group = jax.tree.map(lambda leaf: leaf[0], rows)
     jaxprs = [

@@ -23,7 +23,7 @@ from geode_jax.gibbs.chain import Chain, initial_chain, step
 from geode_jax.gibbs.sweep import node_uniforms, sweep
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.draw import Adaptation
-from geode_jax.model.joint import sample_prior, simulate
+from geode_jax.model.joint import simulate
 from geode_jax.model.problem import Problem
 from geode_jax.model.state import NodeSums, State, half_count_and_rate, node_sums
 from geode_jax.model.statistics import Statistics
@@ -40,7 +40,7 @@ def _setting(dtype):
     with jax_settings(np.float64):
         dictionary = small.make_dictionary(jnp.float64)
         active, nothing = small.active_mask(dictionary), small.without_rows(dictionary)
-        state = sample_prior(jax.random.key(11), nothing, active, small.NUM_ROWS)
+        state = small.draw_from_prior(jax.random.key(11), nothing, active, small.NUM_ROWS)
         problem = small.make_problem(dictionary, simulate(jax.random.key(12), dictionary, state))
 
     def cast(leaf):
@@ -54,7 +54,8 @@ def _setting(dtype):
 def _draws(dtype, draw):
     with jax_settings(dtype):
         problem, state = _setting(dtype)
-        run = jax.jit(jax.vmap(lambda key: draw(key, problem, state, small.sums_of(problem, state))))
+        many = jax.vmap(lambda key: draw(key, problem, state, small.sums_of(problem, state)))
+        run = jax.jit(many, compiler_options=small.OPTIMISED)
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), run(small.keys(21, NUM_DRAWS)))
 
 
@@ -387,7 +388,7 @@ def test_places_without_rows_change_nothing():
     dictionary = small.make_dictionary(jnp.float32)
     problem = small.make_problem(dictionary, 2.0 * jax.random.normal(jax.random.key(0), (14, 5)))
     active = small.active_mask(dictionary)
-    state = sample_prior(jax.random.key(1), problem, active, 14)
+    state = small.draw_from_prior(jax.random.key(1), problem, active, 14)
     statistics = problem.statistics
     padded = Statistics(
         jnp.pad(statistics.residual, ((0, 0), (0, 5)), constant_values=77.0),
@@ -396,21 +397,22 @@ def test_places_without_rows_change_nothing():
     )
     nowhere = jnp.full(5, dictionary.tree.num_nodes, state.node.dtype)
     longer = eqx.tree_at(lambda it: it.node, state, jnp.concatenate([state.node, nowhere]))
-    for first, second in zip(
-        jax.tree.leaves(node_sums(state, statistics)), jax.tree.leaves(node_sums(longer, padded)), strict=True
-    ):
-        np.testing.assert_allclose(first, second, rtol=1e-6)
     tree, num_features = dictionary.tree, dictionary.num_features
-    np.testing.assert_allclose(
-        membership.log_conditional(state, statistics, tree, num_features),
-        membership.log_conditional(longer, padded, tree, num_features),
-        rtol=1e-5,
+
+    @jax.jit
+    def sums_and_conditional(state, statistics):
+        return node_sums(state, statistics), membership.log_conditional(state, statistics, tree, num_features)
+
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5),
+        sums_and_conditional(state, statistics),
+        sums_and_conditional(longer, padded),
     )
     for draw in (membership.draw, membership.draw_sliced):
-        node = np.asarray(draw(jax.random.key(2), longer, padded, tree, num_features))
+        node = np.asarray(jax.jit(draw)(jax.random.key(2), longer, padded, tree, num_features))
         assert (node[14:] == tree.num_nodes).all()
         assert (node[:14] < tree.num_nodes).all()
-    started = initial_chain(jax.random.key(3), eqx.tree_at(lambda it: it.statistics, problem, padded))
+    started = jax.jit(initial_chain)(jax.random.key(3), eqx.tree_at(lambda it: it.statistics, problem, padded))
     assert (np.asarray(started.state.node)[14:] == tree.num_nodes).all()
     assert float(started.sums.count.sum()) == 14
 
@@ -428,7 +430,8 @@ def test_nodes_are_drawn_by_the_inverse_cdf(few_nodes, num_nodes, num_chunks, mo
     levels = rng.random(400).astype(np.float32)
     levels[:50], levels[50:100] = 0.0, 1.0  # 1 is what a level just below it rounds to, times a sum
     monkeypatch.setattr(jax.random, "uniform", lambda key, shape, dtype: jnp.asarray(levels))
-    found = np.asarray(membership._draw_from(jax.random.key(0), jnp.asarray(scores)))
+    # a function of its own: JAX would not trace the same one again, other settings or not
+    found = np.asarray(jax.jit(lambda *of: membership._draw_from(*of))(jax.random.key(0), jnp.asarray(scores)))
     assert np.isfinite(scores[found, np.arange(400)]).all()
     weight = np.exp(scores.astype(np.float64) - scores.max(axis=0))
     cumulative = np.cumsum(weight, axis=0) / weight.sum(axis=0)

@@ -16,7 +16,7 @@ from bugs import BUGS, caught_by
 
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.gibbs import membership, noise, shrinkage, signal, tree_weights
-from geode_jax.model.joint import log_joint, log_likelihood, sample_prior, simulate
+from geode_jax.model.joint import log_joint, log_likelihood, simulate
 
 TOLERANCE = 1e-10
 
@@ -27,7 +27,8 @@ def _setting():
         dictionary = small.make_dictionary(jnp.float64)
         active = small.active_mask(dictionary)
         one, other = (
-            sample_prior(key, small.without_rows(dictionary), active, small.NUM_ROWS) for key in small.keys(1, 2)
+            small.draw_from_prior(key, small.without_rows(dictionary), active, small.NUM_ROWS)
+            for key in small.keys(1, 2)
         )
         problem = small.make_problem(dictionary, simulate(jax.random.key(3), dictionary, one))
         return problem, one, other

@@ -36,7 +36,7 @@ def _setting():
     with jax_settings(np.float64):
         dictionary = small.make_dictionary(jnp.float64)
         active = small.active_mask(dictionary)
-        state = sample_prior(jax.random.key(9), small.without_rows(dictionary), active, NUM_PARTIAL)
+        state = small.draw_from_prior(jax.random.key(9), small.without_rows(dictionary), active, NUM_PARTIAL)
         # enough noise that a row may belong to several nodes
         state = eqx.tree_at(lambda it: it.log_sigma2, state, state.log_sigma2 + 2.0)
         x = np.asarray(simulate(jax.random.key(4), dictionary, state))

@@ -19,7 +19,7 @@ from scipy import stats
 
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.gibbs.sweep import sweep
-from geode_jax.model.joint import sample_prior, simulate
+from geode_jax.model.joint import simulate
 
 NODES, SCALE = 3, np.array([0, 1, 1])
 
@@ -116,7 +116,9 @@ def compare():
         dictionary = small.make_dictionary(jnp.float64, depth=1)
         active = np.array(dictionary.is_available)
         active[0, 1] = False
-        state = sample_prior(jax.random.key(1), small.without_rows(dictionary), jnp.asarray(active), small.NUM_ROWS)
+        state = small.draw_from_prior(
+            jax.random.key(1), small.without_rows(dictionary), jnp.asarray(active), small.NUM_ROWS
+        )
         x = simulate(jax.random.key(2), dictionary, state)
         problem = small.make_problem(dictionary, x)
         gibbs = _moments(_gibbs(problem, state, active))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+import small
 from scipy import stats
 
 from geode_jax._runtime.jax_settings import jax_settings
@@ -110,7 +111,7 @@ def test_moves_keep_the_truncated_gamma():
     """From draws, and from anywhere: a Metropolis step that takes nine in ten proposals, and never one that is not."""
     points = jnp.asarray([(np.log(shape), rate) for shape, rate in GRID], jnp.float32)
     tiled = tuple(jnp.tile(points[:, i : i + 1], (1, NUM_DRAWS)) for i in (0, 1))
-    move = jax.jit(move_log_truncated_gamma)
+    move = jax.jit(move_log_truncated_gamma, compiler_options=small.OPTIMISED)
     for start in (draw_log_truncated_gamma(jax.random.key(0), *tiled), jnp.full_like(tiled[0], -70.0), 0 * tiled[0]):
         log_t = start
         for number in range(8):
