@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geode_jax.math.lowrank import masked_gram, missing_root
+from geode_jax.math.lowrank import masked_gram
 from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.dictionary import Dictionary
@@ -106,6 +106,19 @@ def make_problem(dictionary, x, prior=PRIOR, shrinkage=None, membership=None):
 MASK = np.array(
     [[0, 1, 1, 1, 1], [1, 0, 1, 0, 1], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 1, 0, 1], [1, 1, 0, 0, 0]], float
 )
+
+
+def missing_root(is_missing, basis):
+    """A root of the Gram matrix over the missing features: with fewer than directions, a column for each of these."""
+    num_features, rank = basis.shape
+    order = jax.lax.top_k(is_missing, min(rank, num_features))[1]
+    taken = jnp.take_along_axis(is_missing, order, axis=1)
+    by_feature = jnp.swapaxes(basis[order] * taken[..., None], -1, -2)
+    by_feature = jnp.pad(by_feature, ((0, 0), (0, 0), (0, rank - order.shape[1])))
+    ridge = (1e-5 if basis.dtype == jnp.float32 else 1e-10) * jnp.eye(rank, dtype=basis.dtype)
+    factor = jnp.linalg.cholesky(masked_gram(is_missing, basis) + ridge)
+    factor = jnp.any(basis != 0.0, axis=0)[:, None] * factor
+    return jnp.where((is_missing.sum(axis=1) < rank)[:, None, None], by_feature, factor)
 
 
 def make_partial_rows(dictionary, x, mask=MASK, num_groups=2):

@@ -12,6 +12,7 @@ import geode_jax
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax.forest import fill, partial_statistics
 from geode_jax.gibbs import run
+from geode_jax.learning import first_fill
 from geode_jax.predict import classes, conditional, rows
 
 
@@ -71,9 +72,15 @@ def _spied(monkeypatch, module, name, seen):
     monkeypatch.setattr(module, name, spy)
 
 
+@pytest.mark.slow
 def test_a_fit_with_missing_features(data, monkeypatch):
     hidden = np.where(np.random.default_rng(0).random(data.shape) < 0.2, np.nan, data)
-    places = ((fill, "_conditional"), (partial_statistics, "_root"), (run, "_segment"))
+    places = (
+        (first_fill, "_fill_low_rank"),
+        (fill, "_conditional"),
+        (partial_statistics, "_missing_root"),
+        (run, "_segment"),
+    )
     seen: dict = {name: [] for _, name in places}
     for module, name in places:
         _spied(monkeypatch, module, name, seen[name])
@@ -101,6 +108,7 @@ def test_predictions_of_rows_with_missing_features(module, name, call, posterior
     assert all(threads == {1} for threads in seen)
 
 
+@pytest.mark.slow
 def test_classes(data, monkeypatch):
     labels = (data[:, 0] > np.median(data[:, 0])).astype(int)
     found = geode_jax.fit_classes(

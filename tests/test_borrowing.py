@@ -104,6 +104,7 @@ def test_samples_have_no_absurd_outliers(iris):
     np.testing.assert_allclose(variance, 1.0, atol=0.25)
 
 
+@pytest.mark.slow
 def test_with_the_papers_prior_samples_have_absurd_outliers(iris):
     settings = DictionarySettings(num_trees=4, borrowed_rows=None)
     posterior = geode_jax.fit(jax.random.key(0), iris, dictionary=settings, prior=Prior(noise_rows=None))

@@ -106,7 +106,7 @@ def test_memberships_follow_the_conditional_over_candidates():
     assert float(log_conditional) == pytest.approx(own, rel=1e-9)
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_shards", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_groups_of_rows_change_nothing(num_shards):
     with jax_settings(np.float64):
         _, few, _ = _small(width=3)

@@ -212,6 +212,7 @@ def test_one_fit_per_folder(data, tmp_path):
     assert geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=tmp_path).num_draws == 30
 
 
+@pytest.mark.slow
 def test_a_fit_without_a_seed_goes_on(data, tmp_path):
     options = {"num_trees": 2, "max_rank": 3, "depth": 2, "num_warmup": 60, "num_samples": 60}
     with _stop_after(2, _PowerCut), pytest.raises(_PowerCut):

@@ -155,6 +155,7 @@ def test_calibration_tempers_densities_that_are_too_sure(train):
     assert spread[1] < 0.2 * spread[0]
 
 
+@pytest.mark.slow
 def test_few_observed_features_are_trusted_more_each():
     """Errors that repeat in five features each are one error where one of the five is observed."""
     rng = np.random.default_rng(0)

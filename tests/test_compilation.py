@@ -95,7 +95,7 @@ def test_nothing_is_foreseen_of_partial_rows(data):
 
 
 @pytest.mark.usefixtures("as_users_compile")
-@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("generator", ["threefry2x32", pytest.param("rbg", marks=pytest.mark.slow)])
 def test_programs_are_compiled_ahead_and_once(data, caplog, generator):
     """In a thread of their own; the sampler then finds them."""
     dictionary = dataclasses.replace(DICTIONARY, num_trees=3)  # a shape of its own

@@ -20,6 +20,8 @@ from geode_jax import Prior, SamplerSettings
 from geode_jax.gibbs import membership, run, sharding
 
 SAMPLER = SamplerSettings(num_warmup=10, num_samples=10, num_chains=2, segment_length=10)
+# The exchange of node sums as users have it; other sizes of chunks and more nodes are among the longer proofs.
+DEFAULT_RUN = ("node by node", membership.CHUNK_BITS)
 needs_devices = pytest.mark.skipif(jax.device_count() < 4, reason="needs XLA_FLAGS as conftest.py gives to workers")
 
 
@@ -66,8 +68,14 @@ def test_draws_are_those_of_one_device(data, sizes, kind):
 
 
 @needs_devices
-@pytest.mark.parametrize("chunk_bits", [membership.CHUNK_BITS, 6, 4], ids=["one chunk", "2 chunks", "8 chunks"])
-@pytest.mark.parametrize("few_nodes", [membership.FEW_NODES, 0], ids=["node by node", "by blocks"])
+@pytest.mark.parametrize(
+    ("few_nodes", "chunk_bits"),
+    [
+        pytest.param(nodes, bits, id=f"{way}-{chunks}", marks=[pytest.mark.slow] if (way, bits) != DEFAULT_RUN else [])
+        for nodes, way in ((membership.FEW_NODES, "node by node"), (0, "by blocks"))
+        for bits, chunks in ((membership.CHUNK_BITS, "one chunk"), (6, "2 chunks"), (4, "8 chunks"))
+    ],
+)
 def test_devices_exchange_node_sums_only(data, few_nodes, chunk_bits, monkeypatch):
     """Once a sweep; neither statistics nor anything else of the rows' size leaves its device."""
     monkeypatch.setattr(membership, "FEW_NODES", few_nodes)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ANY_NOISE
+from conftest import ANY_NOISE, ANY_NOISE_SLOW
 
 import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
@@ -33,7 +33,7 @@ def _in_float32(posterior):
     )
 
 
-@ANY_NOISE
+@ANY_NOISE_SLOW
 def test_finite_rows_give_finite_answers_at_any_distance(posterior):
     for magnitude in MAGNITUDES:
         rows = _far_rows(magnitude)
@@ -103,6 +103,7 @@ def test_far_rows_are_novel(model, data):
         assert (model.novelty(_far_rows(magnitude)[:3]) == 1.0 / (1 + len(data))).all(), magnitude
 
 
+@pytest.mark.slow
 def test_classes(data):
     labels = (data[:, 0] > np.median(data[:, 0])).astype(int)
     options = {"num_trees": 1, "max_rank": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}

@@ -78,7 +78,8 @@ def test_learned_concentration_follows_the_depth_of_the_data(data):
     assert np.corrcoef(depth.ravel(), found.draws.log_stop_concentration.ravel())[0, 1] > 0.1
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 8])
 def test_given_span_of_few_rows(n):
     """Where no direction can be learned without a fold there is no span; else it has at most the rank asked for."""
     x = np.random.default_rng(0).normal(size=(n, 12))
@@ -256,9 +257,10 @@ def test_odd_shapes(shape):
     "case",
     [
         "constant features",
-        "outlier",
-        "huge",
-        *(pytest.param(rest, marks=pytest.mark.slow) for rest in ("duplicates", "components", "tiny")),
+        *(
+            pytest.param(rest, marks=pytest.mark.slow)
+            for rest in ("outlier", "huge", "duplicates", "components", "tiny")
+        ),
     ],
 )
 def test_odd_data(case):
@@ -406,6 +408,7 @@ def test_defaults_follow_from_the_shape(shape):
     assert Plan.of(geode_jax.DictionarySettings(depth=7), *shape).tree.depth == 7
 
 
+@pytest.mark.slow
 def test_candidates_follow_from_the_rank_that_is_found(monkeypatch):
     """A plane: statistics of two directions fit at all nodes, those of 49 would not; in a smaller memory neither do."""
     rng = np.random.default_rng(0)

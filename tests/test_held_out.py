@@ -28,6 +28,7 @@ def fitted():
     return forest, geode_jax.sample_posterior(jax.random.key(1), forest, sampler=SAMPLER)
 
 
+@pytest.mark.slow
 def test_it_is_the_density_of_new_rows_not_of_known_ones():
     """Mean over three fits to 150 rows: within four standard errors of that of new rows, that of known ones is not."""
     gaps, known_gaps, errors = [], [], []

@@ -151,6 +151,7 @@ def test_waiting_groups_keep_their_rows(data):
     assert float(sums.count.sum()) == len(data)
 
 
+@pytest.mark.slow
 def test_the_sweep_knows_nothing_of_the_number_of_features():
     """Arrays of a problem have the same shapes for 30 and for 300 features, whatever the share that is missing."""
     shapes = []

@@ -213,6 +213,7 @@ def fits(smooth):
     return [geode_jax.fit(jax.random.key(0), smooth[:300], dictionary=kind, sampler=SAMPLER) for kind in kinds]
 
 
+@pytest.mark.slow
 def test_it_pays_on_new_rows(smooth, fits):
     """Density of new rows, what is hidden in them, and a block's intervals, which without it are too narrow."""
     shaped, plain = fits

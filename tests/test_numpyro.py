@@ -48,7 +48,8 @@ def _fields(mcmc):
 
 
 @pytest.mark.filterwarnings("ignore:There are not enough devices")
-@pytest.mark.parametrize("method", ["parallel", pytest.param("sequential", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["parallel", "sequential"])
+@pytest.mark.slow
 def test_chain_methods_agree(forest, finished, method):
     """Every method runs the same chains: same keys, same draws up to summation order."""
     mcmc = _mcmc(GeodeKernel(forest), chain_method=method)
@@ -74,6 +75,7 @@ def test_thinning_progress_bar_and_arguments(forest, monkeypatch):
     assert text.endswith("directions per node")
 
 
+@pytest.mark.slow
 def test_nothing_of_the_size_of_the_data_is_collected(forest, finished):
     kernel, mcmc = finished
     assert not any(90 in values.shape for values in _fields(mcmc).values())

@@ -34,6 +34,7 @@ def regressor(linear):
     return geode_jax.GeodeRegressor(**OPTIONS).fit(X[:320], Y[:320])
 
 
+@pytest.mark.slow
 def test_regression_has_the_noise_of_the_truth(regressor, linear):
     X, Y = linear[0][320:], linear[1][320:]
     mean, deviation = regressor.predict(X, return_std=True)
@@ -151,6 +152,7 @@ def test_imputer(linear, hidden):
     assert np.isfinite(pipeline.fit_transform(frame)).all()
 
 
+@pytest.mark.slow
 def test_features_without_a_value(hidden, tmp_path):
     """They are left out or become 0, as in scikit-learn's SimpleImputer; the indicator tells of every hole in fit."""
     rows = hidden[:60].copy()

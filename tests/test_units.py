@@ -107,6 +107,7 @@ def test_scales_are_shrunk_as_far_as_their_errors_go():
     np.testing.assert_array_equal(_shrunk(np.zeros(5), np.zeros(5)), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [1e3, 1e12])
 def test_float32_gives_what_float64_gives_at_any_ratio_of_spreads(ratio):
     """Revenue in cents beside a rate: the small column is no constant, and keeps its digits."""

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.blas import one_blas_thread
+from geode_jax._runtime.threads import parallel_map
 from geode_jax._typing import Array
-from geode_jax.math.lowrank import masked_gram, missing_root, observe
+from geode_jax.math.lowrank import ridge_of
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import as_array
 
-# Rows of one node that are reduced at once: only two sizes, as each size is compiled.
-_SMALL_CHUNK, _LARGE_CHUNK = 8, 64
+# Numbers in the masked copies of a basis that a thread makes at once.
+_CHUNK_NUMBERS = 2**22
 
 
 class Grouping(NamedTuple):
@@ -45,9 +46,6 @@ def group_rows(is_observed: np.ndarray, folds: np.ndarray, num_groups: int) -> G
         return Grouping(places.reshape(num_groups, size), pattern, True, distinct)
     places[:num_rows] = np.arange(num_rows)
     return Grouping(places.reshape(size, num_groups).T, pattern, False, num_rows)
-
-
-_gram, _root, _observe = jax.jit(masked_gram), jax.jit(missing_root), jax.jit(observe)
 
 
 @one_blas_thread()
@@ -80,22 +78,32 @@ def reduce_rows(
     gram = np.zeros((distinct.shape[0], rank, rank), x.dtype)
     root = np.zeros_like(gram) if with_root else None
     starts = np.flatnonzero(np.any(np.diff(distinct[:, :2], axis=0, prepend=-1) != 0, axis=1))
-    for first, last in zip(starts, np.append(starts[1:], distinct.shape[0]), strict=True):
+    size = max(1, _CHUNK_NUMBERS // max(1, rank * x.shape[1]))
+
+    def at_node(first_and_last: tuple[int, int]) -> None:
+        """All rows at one node of one dictionary; every call writes to places of its own."""
+        first, last = first_and_last
         fold, node = distinct[first, :2]
-        basis, centre = jnp.asarray(bases[fold, node]), jnp.asarray(centres[fold, node])
-        for index in _chunks(np.arange(first, last)):
-            seen = jnp.asarray(is_observed[example[index]], x.dtype)
-            gram[index] = np.asarray(_gram(seen, basis))
+        basis, centre = bases[fold, node], centres[fold, node]
+        for start in range(first, last, size):
+            index = slice(start, min(start + size, last))
+            seen = is_observed[example[index]]
+            gram[index] = _masked_gram(seen, basis)
             if root is not None:
-                root[index] = np.asarray(_root(1.0 - seen, basis))
+                root[index] = _missing_root(~seen, basis)
         at = np.argwhere((folds[:, None] == fold) & (candidates == node))
-        for index in _chunks(np.arange(at.shape[0])):
-            row, slot = at[index].T
-            seen, own_gram = jnp.asarray(is_observed[row], x.dtype), jnp.asarray(gram[position[row, slot]])
-            shown = _observe(jnp.asarray(x[row]), seen, centre, basis, own_gram)
-            residual[row, slot] = np.asarray(shown.residual)
-            for store, leaf in zip(vectors, (shown.cross, shown.start, shown.remainder), strict=True):
-                store[row, slot] = np.asarray(leaf)
+        for start in range(0, at.shape[0], size):
+            row, slot = at[start : start + size].T
+            seen, own = is_observed[row], gram[position[row, slot]]
+            shown = np.where(seen, x[row] - centre, 0.0)
+            cross = shown @ basis
+            coordinates = np.linalg.solve(_ridged(own), cross[..., None])[..., 0]
+            error = shown - np.where(seen, coordinates @ basis.T, 0.0)
+            residual[row, slot] = np.square(error).sum(axis=1)
+            for store, values in zip(vectors, (cross, coordinates, error @ basis), strict=True):
+                store[row, slot] = values
+
+    parallel_map(at_node, zip(starts.tolist(), [*starts[1:].tolist(), distinct.shape[0]], strict=True))
 
     is_row = places >= 0
     row = np.maximum(places, 0)
@@ -116,11 +124,33 @@ def reduce_rows(
     )
 
 
-def _chunks(index: np.ndarray) -> list[np.ndarray]:
-    """Split `index` into chunks, all of one of the two sizes; the last chunk is padded with its final element."""
-    size = _LARGE_CHUNK if 2 * index.size > _LARGE_CHUNK else _SMALL_CHUNK
-    padded = np.append(index, np.repeat(index[-1:], -index.size % size))
-    return list(padded.reshape(-1, size))
+def _masked_gram(mask: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """Inner products of the columns of a basis (D, d) over the features of each mask, (m, d, d)."""
+    masked = mask[:, None, :] * basis.T
+    return (masked.reshape(-1, basis.shape[0]) @ basis).reshape(*masked.shape[:2], -1)
+
+
+def _ridged(gram: np.ndarray) -> np.ndarray:
+    return gram + ridge_of(gram.dtype) * np.eye(gram.shape[-1], dtype=gram.dtype)
+
+
+def _missing_root(is_missing: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """A root L of the Gram matrix over the missing features, ``L L' = Phi_M'Phi_M``, (m, d, d).
+
+    With m missing features only the first min(m, d) columns are nonzero. So ``Phi_M'eps = L w``, and the squared norm
+    of eps splits into that of w, in min(m, d) dimensions, and an independent rest.
+    """
+    rank = basis.shape[1]
+    root = np.zeros((is_missing.shape[0], rank, rank), basis.dtype)
+    is_few = is_missing.sum(axis=1) < rank
+    if is_few.any():
+        order = np.argsort(~is_missing[is_few], axis=1, kind="stable")[:, :rank]
+        taken = np.take_along_axis(is_missing[is_few], order, axis=1)
+        root[is_few, :, : order.shape[1]] = np.swapaxes(basis[order] * taken[..., None], 1, 2)
+    if not is_few.all():
+        factor = np.linalg.cholesky(_ridged(_masked_gram(is_missing[~is_few], basis)))
+        root[~is_few] = np.any(basis != 0.0, axis=0)[:, None] * factor  # nothing along directions that are not there
+    return root
 
 
 def _group_entries(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax._runtime.blas import one_blas_thread
+from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.soft_impute import leading_components
 
 # Most steps of EM. It ends where the fitted values change by less than the tolerance, as a share of their size.
@@ -19,7 +20,7 @@ NUM_STEPS, TOLERANCE = 100, 1e-3
 NUM_STEPS_OF_CHOICE, TOLERANCE_OF_CHOICE = 20, 1e-2
 # A feature's noise is at least this share of its variance.
 _LEAST_NOISE = 1e-4
-_BLOCK_ROWS = 512  # rows whose matrices are made at once
+_BLOCK_ROWS = 256  # rows whose matrices a thread makes at once
 
 
 class Factors(NamedTuple):
@@ -95,12 +96,15 @@ def _expect(factors: Factors, x: np.ndarray, is_observed: np.ndarray) -> tuple[n
     num_rows, rank = x.shape[0], loadings.shape[1]
     z, covariance = np.empty((num_rows, rank)), np.empty((num_rows, rank, rank))
     products = (loadings[:, :, None] * loadings[:, None, :]).reshape(-1, rank**2)
-    for at in np.array_split(np.arange(num_rows), -(-num_rows // _BLOCK_ROWS)):
+
+    def reduce(at: np.ndarray) -> None:
         weight = is_observed[at] / noise
         precision = (weight @ products).reshape(-1, rank, rank) + np.eye(rank)
         covariance[at] = np.linalg.inv(precision)
         centred = np.where(is_observed[at], x[at] - mean, 0.0)
         z[at] = np.einsum("nij,nj->ni", covariance[at], (weight * centred) @ loadings)
+
+    parallel_map(reduce, np.array_split(np.arange(num_rows), -(-num_rows // _BLOCK_ROWS)))
     return z, covariance
 
 

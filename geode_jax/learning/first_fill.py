@@ -4,12 +4,18 @@ Factor analysis is unbiased where what is seen decides what is missing, but take
 many components as there are, and shrinks its fills to the mean. Both are tried on observed entries that are held out.
 """
 
+import contextlib
+
 import numpy as np
 
+from geode_jax._runtime.blas import one_blas_thread
 from geode_jax.learning.factor_fill import fill_by_factors, learn_factors, means_given
 from geode_jax.learning.soft_impute import choose_threshold, fill_by_soft_impute
 
 HELD_OUT_SHARE = 0.05
+# Up to this many entries the matrices are too small to share between threads: beside another process these would wait
+# for each other, and a fill took seven times as long.
+_SMALL = 2**20
 # Rows on which the ways are compared; more do not help.
 LARGEST_SAMPLE = 4000
 # Numbers of factors that are tried, as long as a step's work, n D d^2, is bounded; at 8 factors or fewer, its memory.
@@ -18,6 +24,11 @@ NUM_FACTORS, MOST_WORK = (1, 2, 3, 5, 8, 12, 18, 27), 2**31
 
 def fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: int) -> np.ndarray:
     """Rows (n, D) with missing entries filled, by at most `max_rank` components; column means should be near 0."""
+    with one_blas_thread() if x.size <= _SMALL else contextlib.nullcontext():
+        return _fill_low_rank(x, is_observed, max_rank, seed)
+
+
+def _fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     sample = rng.permutation(x.shape[0])[:LARGEST_SAMPLE]
     seen = is_observed[sample]

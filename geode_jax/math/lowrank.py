@@ -26,7 +26,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from geode_jax._typing import Array, Float
+from geode_jax._typing import Array, DTypeLike, Float
 
 HIGHEST = lax.Precision.HIGHEST  # a GPU would otherwise multiply float32 matrices with 10-bit mantissas
 
@@ -121,27 +121,14 @@ def masked_gram(mask: Float[Array, "b D"], basis: Float[Array, "D d"]) -> Float[
     return jnp.matmul(mask, products, precision=HIGHEST).reshape(-1, rank, rank)
 
 
-def missing_root(is_missing: Float[Array, "b D"], basis: Float[Array, "D d"]) -> Float[Array, "b d d"]:
-    """A root L of the Gram matrix over the missing features, ``L L' = Phi_M'Phi_M``.
-
-    With m missing features only the first min(m, d) columns are nonzero. So ``Phi_M'eps = L w``, and the squared norm
-    of eps splits into that of w, in min(m, d) dimensions, and an independent rest.
-    """
-    num_features, rank = basis.shape
-    few = min(rank, num_features)
-    order = lax.top_k(is_missing, few)[1]
-    taken = jnp.take_along_axis(is_missing, order, axis=1)
-    by_feature = jnp.swapaxes(basis[order] * taken[..., None], -1, -2)
-    by_feature = jnp.pad(by_feature, ((0, 0), (0, 0), (0, rank - few)))
-    has_direction = jnp.any(basis != 0.0, axis=0)[:, None]
-    factor = has_direction * _ridged_factor(masked_gram(is_missing, basis))
-    return jnp.where((is_missing.sum(axis=1) < rank)[:, None, None], by_feature, factor)
-
-
 def _ridged_factor(gram: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch d d"]:
     """Cholesky factor of a Gram matrix that may be singular."""
-    ridge = 1e-5 if gram.dtype == jnp.float32 else 1e-10
-    return _cholesky(gram + ridge * jnp.eye(gram.shape[-1], dtype=gram.dtype))
+    return _cholesky(gram + ridge_of(gram.dtype) * jnp.eye(gram.shape[-1], dtype=gram.dtype))
+
+
+def ridge_of(dtype: DTypeLike) -> float:
+    """What the diagonal of the Gram matrix of a part of a basis is raised by, so that it has a Cholesky factor."""
+    return 1e-5 if dtype == jnp.float32 else 1e-10
 
 
 def solve_factored(factor: Float[Array, "*#batch d d"], right: Float[Array, "*#batch d"]) -> Float[Array, "*#batch d"]:
