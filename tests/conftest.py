@@ -15,8 +15,9 @@ _flags = ["--xla_force_host_platform_device_count=4"]
 # XLA ends the process at a flag that it does not know, and later versions do not know this one.
 _flags += ["--xla_cpu_use_fusion_emitters=false"] if jaxlib.version.__version_info__ < (0, 11) else []
 # Without LLVM's costly passes, in the default run and among the longer proofs alike, so that both share what they
-# compile: most programs are used a few times each. Processes that tests start are compiled in the same way, so that
-# they draw the same. The demo of `.ci/run` and full benchmarks are compiled as users' programs are.
+# compile: most programs are used a few times each. Simulations that run for long have these passes
+# (`small.OPTIMISED`). Processes that tests start are compiled in the same way, so that they draw the same. The demo of
+# `.ci/run` and full benchmarks are compiled as users' programs are.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
 

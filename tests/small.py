@@ -109,7 +109,10 @@ MASK = np.array(
 
 
 def missing_root(is_missing, basis):
-    """A root of the Gram matrix over the missing features: with fewer than directions, a column for each of these."""
+    """A root of the Gram matrix over the missing features.
+
+    Where fewer features are missing than there are directions, it has one column per missing feature.
+    """
     num_features, rank = basis.shape
     order = jax.lax.top_k(is_missing, min(rank, num_features))[1]
     taken = jnp.take_along_axis(is_missing, order, axis=1)

@@ -78,7 +78,7 @@ def test_a_fit_with_missing_features(data, monkeypatch):
     places = (
         (first_fill, "_fill_low_rank"),
         (fill, "_conditional"),
-        (partial_statistics, "_missing_root"),
+        (partial_statistics, "_group_entries"),
         (run, "_segment"),
     )
     seen: dict = {name: [] for _, name in places}

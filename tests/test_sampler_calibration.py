@@ -69,8 +69,9 @@ def p_values(shrinkage, membership, bug=None, num_replicates=NUM_REPLICATES):
         return below + jnp.floor(jax.random.uniform(key_ties, true.shape) * (ties + 1)).astype(int)
 
     run = jax.jit(jax.vmap(replicate), compiler_options=small.OPTIMISED)
+    truths = _truths(num_replicates)  # no bug touches them
     with BUGS[bug]() if bug else contextlib.nullcontext():
-        ranks = np.asarray(run(*_truths(num_replicates)))
+        ranks = np.asarray(run(*truths))
     counts = np.stack([np.bincount(column, minlength=NUM_DRAWS + 1) for column in ranks.T])
     return stats.chisquare(counts, axis=1).pvalue
 

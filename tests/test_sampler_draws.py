@@ -403,11 +403,11 @@ def test_places_without_rows_change_nothing():
     def sums_and_conditional(state, statistics):
         return node_sums(state, statistics), membership.log_conditional(state, statistics, tree, num_features)
 
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-5),
-        sums_and_conditional(state, statistics),
-        sums_and_conditional(longer, padded),
+    (sums, conditional), (of_longer, of_padded) = (
+        sums_and_conditional(*given) for given in ((state, statistics), (longer, padded))
     )
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), sums, of_longer)
+    np.testing.assert_allclose(conditional, of_padded, rtol=1e-5)
     for draw in (membership.draw, membership.draw_sliced):
         node = np.asarray(jax.jit(draw)(jax.random.key(2), longer, padded, tree, num_features))
         assert (node[14:] == tree.num_nodes).all()
@@ -430,7 +430,7 @@ def test_nodes_are_drawn_by_the_inverse_cdf(few_nodes, num_nodes, num_chunks, mo
     levels = rng.random(400).astype(np.float32)
     levels[:50], levels[50:100] = 0.0, 1.0  # 1 is what a level just below it rounds to, times a sum
     monkeypatch.setattr(jax.random, "uniform", lambda key, shape, dtype: jnp.asarray(levels))
-    # a function of its own: JAX would not trace the same one again, other settings or not
+    # a new function each time: JAX would reuse the trace of the same one, whatever the settings are now
     found = np.asarray(jax.jit(lambda *of: membership._draw_from(*of))(jax.random.key(0), jnp.asarray(scores)))
     assert np.isfinite(scores[found, np.arange(400)]).all()
     weight = np.exp(scores.astype(np.float64) - scores.max(axis=0))

@@ -19,6 +19,7 @@ from scipy import stats
 from test_sampler_joint import _ACTIVE, _DICTIONARY, LEVEL, compare
 
 from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.forest import partial_statistics
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows
 from geode_jax.gibbs import missing
 from geode_jax.gibbs.sweep import sweep
@@ -217,11 +218,17 @@ def test_planted_bug_is_caught_by_the_joint(bug):
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_reduced_rows_are_those_of_the_observed_features(is_shared):
-    """Candidates, folds, groups, shared patterns and empty places: everything lands where it belongs."""
+@pytest.mark.parametrize("num_numbers", [2**22, 30])
+@pytest.mark.parametrize(("dtype", "exact"), [(np.float64, 1e-10), (np.float32, 1e-5)])
+def test_reduced_rows_are_those_of_the_observed_features(is_shared, num_numbers, dtype, exact, monkeypatch):
+    """Candidates, folds, groups, shared patterns and empty places: everything lands where it belongs.
+
+    Whatever the number of rows that a thread takes at once.
+    """
+    monkeypatch.setattr(partial_statistics, "_CHUNK_NUMBERS", num_numbers)
     rng = np.random.default_rng(0)
-    with jax_settings(np.float64):
-        dictionaries = [small.make_dictionary(jnp.float64, seed=seed) for seed in (0, 1)]
+    with jax_settings(dtype):
+        dictionaries = [small.make_dictionary(dtype, seed=seed) for seed in (0, 1)]
         num_rows = 23
         if is_shared:
             mask = small.MASK[rng.integers(2, size=num_rows)]
@@ -229,14 +236,15 @@ def test_reduced_rows_are_those_of_the_observed_features(is_shared):
             mask = np.array([list(f"{i:05b}") for i in range(1, 24)], float)
         folds = rng.integers(2, size=num_rows)
         candidates = np.stack([rng.choice(5, size=3, replace=False) for _ in range(num_rows)])
-        x = rng.normal(size=(num_rows, 5))
+        x = rng.normal(size=(num_rows, 5)).astype(dtype)
         grouping = group_rows(mask, folds, 4)
         assert grouping.is_shared == is_shared
         centres, bases = (
             np.stack([np.asarray(getattr(d, name)) for d in dictionaries]) for name in ("centres", "bases")
         )
-        training = Training(np.where(mask, x, np.nan_to_num(np.inf)), 5, folds, mask.astype(bool))
+        training = Training(np.where(mask, x, np.finfo(dtype).max), 5, folds, mask.astype(bool))
         rows = reduce_rows((centres, bases), training, candidates, grouping)
+        assert {leaf.dtype for leaf in (rows.gram, rows.root, rows.start, rows.residual)} == {np.dtype(dtype)}
         assert (rows.entry is None) == (not is_shared)
         assert sorted(grouping.rows[grouping.rows >= 0]) == list(range(num_rows))
         for group, places in enumerate(grouping.rows):
@@ -255,10 +263,12 @@ def test_reduced_rows_are_those_of_the_observed_features(is_shared):
                     basis = bases[folds[row], node]
                     deviation = (x[row] - centres[folds[row], node])[seen]
                     error = deviation - basis[seen] @ np.asarray(one.start[place, slot])
-                    np.testing.assert_allclose(gram[place, slot], basis[seen].T @ basis[seen], atol=1e-12)
-                    np.testing.assert_allclose(
-                        root[place, slot] @ root[place, slot].T, basis[~seen].T @ basis[~seen], atol=1e-9
-                    )
-                    np.testing.assert_allclose(one.cross[place, slot], basis[seen].T @ deviation, atol=1e-12)
-                    np.testing.assert_allclose(one.remainder[place, slot], basis[seen].T @ error, atol=1e-10)
-                    np.testing.assert_allclose(one.residual[place, slot], error @ error, atol=1e-10)
+                    np.testing.assert_allclose(gram[place, slot], basis[seen].T @ basis[seen], atol=exact)
+                    here = np.asarray(root[place, slot])
+                    np.testing.assert_allclose(here @ here.T, basis[~seen].T @ basis[~seen], atol=10 * exact)
+                    # as many columns as features are missing, at most, and nothing along directions that are absent
+                    assert (here[:, (~seen).sum() :] == 0).all()
+                    assert (here[~np.any(basis != 0, axis=0)] == 0).all()
+                    np.testing.assert_allclose(one.cross[place, slot], basis[seen].T @ deviation, atol=exact)
+                    np.testing.assert_allclose(one.remainder[place, slot], basis[seen].T @ error, atol=exact)
+                    np.testing.assert_allclose(one.residual[place, slot], error @ error, atol=exact)

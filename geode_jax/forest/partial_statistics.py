@@ -15,7 +15,7 @@ from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import as_array
 
-# Numbers in the masked copies of a basis that a thread makes at once.
+# About how many numbers a thread makes at once on the way.
 _CHUNK_NUMBERS = 2**22
 
 
@@ -77,33 +77,34 @@ def reduce_rows(
     example[position] = np.arange(x.shape[0])[:, None]
     gram = np.zeros((distinct.shape[0], rank, rank), x.dtype)
     root = np.zeros_like(gram) if with_root else None
+    # matrices, and pairs of row and slot, in order of fold and node
     starts = np.flatnonzero(np.any(np.diff(distinct[:, :2], axis=0, prepend=-1) != 0, axis=1))
-    size = max(1, _CHUNK_NUMBERS // max(1, rank * x.shape[1]))
+    of_pair = (np.searchsorted(starts, position, side="right") - 1).ravel()
+    pairs = np.argsort(of_pair, kind="stable")
+    pair_starts = np.searchsorted(of_pair[pairs], np.arange(starts.size))
 
-    def at_node(first_and_last: tuple[int, int]) -> None:
-        """All rows at one node of one dictionary; every call writes to places of its own."""
-        first, last = first_and_last
-        fold, node = distinct[first, :2]
-        basis, centre = bases[fold, node], centres[fold, node]
-        for start in range(first, last, size):
-            index = slice(start, min(start + size, last))
-            seen = is_observed[example[index]]
-            gram[index] = _masked_gram(seen, basis)
-            if root is not None:
-                root[index] = _missing_root(~seen, basis)
-        at = np.argwhere((folds[:, None] == fold) & (candidates == node))
-        for start in range(0, at.shape[0], size):
-            row, slot = at[start : start + size].T
-            seen, own = is_observed[row], gram[position[row, slot]]
-            shown = np.where(seen, x[row] - centre, 0.0)
-            cross = shown @ basis
-            coordinates = np.linalg.solve(_ridged(own), cross[..., None])[..., 0]
-            error = shown - np.where(seen, coordinates @ basis.T, 0.0)
-            residual[row, slot] = np.square(error).sum(axis=1)
-            for store, values in zip(vectors, (cross, coordinates, error @ basis), strict=True):
-                store[row, slot] = values
+    def make_matrices(here: slice) -> None:
+        fold, node = distinct[here.start, :2]
+        seen = is_observed[example[here]]
+        gram[here] = _masked_gram(seen, bases[fold, node])
+        if root is not None:
+            root[here] = _missing_root(~seen, bases[fold, node])
 
-    parallel_map(at_node, zip(starts.tolist(), [*starts[1:].tolist(), distinct.shape[0]], strict=True))
+    def make_vectors(here: slice) -> None:
+        row, slot = np.divmod(pairs[here], shape[1])
+        fold, node = distinct[position[row[0], slot[0]], :2]
+        basis, seen, own = bases[fold, node], is_observed[row], gram[position[row, slot]]
+        shown = np.where(seen, x[row] - centres[fold, node], 0.0)
+        cross = shown @ basis
+        coordinates = np.linalg.solve(_ridged(own), cross[..., None])[..., 0]
+        error = shown - np.where(seen, coordinates @ basis.T, 0.0)
+        residual[row, slot] = np.square(error).sum(axis=1)
+        for store, values in zip(vectors, (cross, coordinates, error @ basis), strict=True):
+            store[row, slot] = values
+
+    num_features = x.shape[1]
+    parallel_map(make_matrices, _spans(starts, distinct.shape[0], rank * num_features))
+    parallel_map(make_vectors, _spans(pair_starts, pairs.size, 8 * num_features + rank**2))
 
     is_row = places >= 0
     row = np.maximum(places, 0)
@@ -124,10 +125,21 @@ def reduce_rows(
     )
 
 
+def _spans(starts: np.ndarray, stop: int, numbers_each: int) -> list[slice]:
+    """What lies between the `starts`, cut further so that no span makes many more than `_CHUNK_NUMBERS` numbers."""
+    size = max(1, _CHUNK_NUMBERS // max(1, numbers_each))
+    return [
+        slice(start, min(start + size, last))
+        for first, last in zip(starts.tolist(), [*starts[1:].tolist(), stop], strict=True)
+        for start in range(first, last, size)
+    ]
+
+
 def _masked_gram(mask: np.ndarray, basis: np.ndarray) -> np.ndarray:
     """Inner products of the columns of a basis (D, d) over the features of each mask, (m, d, d)."""
-    masked = mask[:, None, :] * basis.T
-    return (masked.reshape(-1, basis.shape[0]) @ basis).reshape(*masked.shape[:2], -1)
+    num_features, rank = basis.shape
+    masked = mask[:, None, :] * np.ascontiguousarray(basis.T)
+    return (masked.reshape(-1, num_features) @ basis).reshape(-1, rank, rank)
 
 
 def _ridged(gram: np.ndarray) -> np.ndarray:

@@ -13,8 +13,8 @@ from geode_jax.learning.factor_fill import fill_by_factors, learn_factors, means
 from geode_jax.learning.soft_impute import choose_threshold, fill_by_soft_impute
 
 HELD_OUT_SHARE = 0.05
-# Up to this many entries the matrices are too small to share between threads: beside another process these would wait
-# for each other, and a fill took seven times as long.
+# Up to this many entries the matrices are too small for several threads. These wait for each other where another
+# process uses the cores, and a fill took seven times as long.
 _SMALL = 2**20
 # Rows on which the ways are compared; more do not help.
 LARGEST_SAMPLE = 4000

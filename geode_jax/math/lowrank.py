@@ -58,17 +58,15 @@ def observe(
     is_observed: Float[Array, "#b D"],
     centre: Float[Array, "D"],
     basis: Float[Array, "D d"],
-    gram: Float[Array, "#b d d"] | None = None,
 ) -> Observed:
-    """Reduce partial rows to statistics of size d at one component; pass `gram` if it is already known.
+    """Reduce partial rows to statistics of size d at one component.
 
     `is_observed` holds ones and zeros; it has a single row if all rows miss the same features, and the Gram matrix is
     then computed once. `x` is finite, with arbitrary values at missing entries.
     """
-    gram = masked_gram(is_observed, basis) if gram is None else gram
     return reduce_shown(
         is_observed * (x - centre),
-        gram,
+        masked_gram(is_observed, basis),
         is_observed.sum(axis=-1),
         lambda values: jnp.matmul(values, basis, precision=HIGHEST),
         lambda eta: is_observed * jnp.matmul(eta, basis.T, precision=HIGHEST),
@@ -127,7 +125,7 @@ def _ridged_factor(gram: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch d
 
 
 def ridge_of(dtype: DTypeLike) -> float:
-    """What the diagonal of the Gram matrix of a part of a basis is raised by, so that it has a Cholesky factor."""
+    """Added to the diagonal of a Gram matrix that may be singular, so that it has a Cholesky factor."""
     return 1e-5 if dtype == jnp.float32 else 1e-10
 
 
