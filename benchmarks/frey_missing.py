@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--picture", type=Path, default=ROOT / "notebooks" / "frey_patterns.png")
     options = parser.parse_args(arguments)
-    frames = load_frey(options.data)[:, : 5 * WIDTH if options.quick else None]
+    frames = load_frey(options.data)
     rows: list[dict[str, Any]] = []
 
     def report(row: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ class QuickMixture(NamedTuple):
         )
         constant = np.log(2 * np.pi * self.noise)[:, None] * rows.num_observed + spread[:, which]
         precision = (self.has_direction / self.variance).astype(rows.squared.dtype)  # not a copy of the rows in float64
-        along = np.matmul(rows.squared, precision[:, :, None])[:, :, 0]
+        along = _matmul(rows.squared, precision[:, :, None])[:, :, 0]
         return self.log_weight[:, None] - 0.5 * (constant + rows.residual / self.noise[:, None] + along)
 
 
@@ -190,10 +190,19 @@ def _m_step(rows: HeldOutStatistics, share: np.ndarray) -> QuickMixture:
     freedom_per_feature = 1.0 - rows.has_direction.sum(axis=1) / rows.num_features
     freedom = freedom_per_feature * (share @ rows.num_observed)
     noise = _noise(rows.nodes, (share * rows.residual).sum(axis=1), freedom)
-    second = np.matmul(share.astype(rows.squared.dtype)[:, None, :], rows.squared)[:, 0, :]
+    second = _matmul(share.astype(rows.squared.dtype)[:, None, :], rows.squared)[:, 0, :]
     variance = _variance(second, count, noise)
     log_weight = np.log((count + 0.5) / (share.shape[1] + 0.5 * rows.nodes.size))
     return QuickMixture(rows.nodes, log_weight, noise, variance, rows.has_direction, freedom)
+
+
+def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """``a @ b`` without the warning of an invalid value that OpenBLAS now and then gives for finite numbers.
+
+    Some of its kernels compute with what lies beyond the end of a row and throw the result away (OpenBLAS issue 1924).
+    """
+    with np.errstate(invalid="ignore"):
+        return np.matmul(a, b)
 
 
 def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces) -> QuickMixture:
