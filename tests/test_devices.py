@@ -20,8 +20,6 @@ from geode_jax import Prior, SamplerSettings
 from geode_jax.gibbs import membership, run, sharding
 
 SAMPLER = SamplerSettings(num_warmup=10, num_samples=10, num_chains=2, segment_length=10)
-# The exchange of node sums as users have it; other sizes of chunks and more nodes are among the longer proofs.
-DEFAULT_RUN = ("node by node", membership.CHUNK_BITS)
 needs_devices = pytest.mark.skipif(jax.device_count() < 4, reason="needs XLA_FLAGS as conftest.py gives to workers")
 
 
@@ -69,11 +67,18 @@ def test_draws_are_those_of_one_device(data, sizes, kind):
 
 @needs_devices
 @pytest.mark.parametrize(
-    ("few_nodes", "chunk_bits"),
+    "chunk_bits",
     [
-        pytest.param(nodes, bits, id=f"{way}-{chunks}", marks=[pytest.mark.slow] if (way, bits) != DEFAULT_RUN else [])
-        for nodes, way in ((membership.FEW_NODES, "node by node"), (0, "by blocks"))
-        for bits, chunks in ((membership.CHUNK_BITS, "one chunk"), (6, "2 chunks"), (4, "8 chunks"))
+        pytest.param(membership.CHUNK_BITS, id="one chunk"),
+        pytest.param(6, id="2 chunks", marks=pytest.mark.slow),
+        pytest.param(4, id="8 chunks", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(
+    "few_nodes",
+    [
+        pytest.param(membership.FEW_NODES, id="node by node"),
+        pytest.param(0, id="by blocks", marks=pytest.mark.slow),
     ],
 )
 def test_devices_exchange_node_sums_only(data, few_nodes, chunk_bits, monkeypatch):

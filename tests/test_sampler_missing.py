@@ -128,7 +128,7 @@ def test_planted_bug_is_caught_by_the_draws(bug):
     assert min(nodes.min() * nodes.size, statistics.min() * statistics.size) < LEVEL
 
 
-def _with_fresh_data(key, state, node):
+def _with_fresh_data(key, state, node, turn=0):
     """(problem, state) where the data are drawn anew given parameters and nodes: complete rows first."""
     num_complete = state.node.size
     everywhere = jnp.concatenate([state.node, node.reshape(-1)])
@@ -148,7 +148,7 @@ def _with_fresh_data(key, state, node):
         node=node,
         residual=residual.reshape(node.shape),
         squared=jnp.square(coordinates).reshape(*node.shape, -1),
-        turn=jnp.zeros((), jnp.int32),
+        turn=jnp.asarray(turn, jnp.int32),
     )
     return problem, eqx.tree_at(lambda it: it.partial, state, drawn, is_leaf=lambda leaf: leaf is None)
 
@@ -191,9 +191,10 @@ def _joint_z_scores(bug=None, num_chains=12_000, num_rounds=4):
 
             state, _ = jax.lax.scan(one_sweep, state, jax.random.split(key_sweeps, 3))
             bare = eqx.tree_at(lambda it: it.partial, state, None)
-            return (bare, state.partial.node), _functions(problem, state)
+            return (bare, state.partial.node, state.partial.turn), _functions(problem, state)
 
-        return jax.lax.scan(one_round, (state, node), jax.random.split(key, num_rounds))[1][-1]
+        start = state, node, jnp.zeros((), jnp.int32)
+        return jax.lax.scan(one_round, start, jax.random.split(key, num_rounds))[1][-1]
 
     starts, keys, before = _starts(num_chains)
     with MISSING_BUGS[bug]() if bug else contextlib.nullcontext():
@@ -219,8 +220,8 @@ def test_planted_bug_is_caught_by_the_joint(bug):
 
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("num_numbers", [2**22, 30])
-@pytest.mark.parametrize(("dtype", "exact"), [(np.float64, 1e-10), (np.float32, 1e-5)])
-def test_reduced_rows_are_those_of_the_observed_features(is_shared, num_numbers, dtype, exact, monkeypatch):
+@pytest.mark.parametrize(("dtype", "exact", "solved"), [(np.float64, 1e-12, 1e-10), (np.float32, 1e-5, 1e-5)])
+def test_reduced_rows_are_those_of_the_observed_features(is_shared, num_numbers, dtype, exact, solved, monkeypatch):
     """Candidates, folds, groups, shared patterns and empty places: everything lands where it belongs.
 
     Whatever the number of rows that a thread takes at once.
@@ -265,10 +266,10 @@ def test_reduced_rows_are_those_of_the_observed_features(is_shared, num_numbers,
                     error = deviation - basis[seen] @ np.asarray(one.start[place, slot])
                     np.testing.assert_allclose(gram[place, slot], basis[seen].T @ basis[seen], atol=exact)
                     here = np.asarray(root[place, slot])
-                    np.testing.assert_allclose(here @ here.T, basis[~seen].T @ basis[~seen], atol=10 * exact)
+                    np.testing.assert_allclose(here @ here.T, basis[~seen].T @ basis[~seen], atol=10 * solved)
                     # as many columns as features are missing, at most, and nothing along directions that are absent
                     assert (here[:, (~seen).sum() :] == 0).all()
                     assert (here[~np.any(basis != 0, axis=0)] == 0).all()
                     np.testing.assert_allclose(one.cross[place, slot], basis[seen].T @ deviation, atol=exact)
-                    np.testing.assert_allclose(one.remainder[place, slot], basis[seen].T @ error, atol=exact)
-                    np.testing.assert_allclose(one.residual[place, slot], error @ error, atol=exact)
+                    np.testing.assert_allclose(one.remainder[place, slot], basis[seen].T @ error, atol=solved)
+                    np.testing.assert_allclose(one.residual[place, slot], error @ error, atol=solved)

@@ -15,7 +15,7 @@ from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import as_array
 
-# About how many numbers a thread makes at once on the way.
+# About how many numbers a thread holds at once; it bounds the memory.
 _CHUNK_NUMBERS = 2**22
 
 

@@ -6,6 +6,7 @@ model on held-out data (`python -m benchmarks.choices`), at a small part of the 
 residuals are over the observed features, and coordinates are those of the filled row.
 """
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -197,12 +198,15 @@ def _m_step(rows: HeldOutStatistics, share: np.ndarray) -> QuickMixture:
 
 
 def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``a @ b`` without the warning of an invalid value that OpenBLAS now and then gives for finite numbers.
+    """``a @ b``, with NumPy's warning of an invalid value only where the product holds one.
 
-    Some of its kernels compute with what lies beyond the end of a row and throw the result away (OpenBLAS issue 1924).
+    OpenBLAS sometimes makes NumPy warn of finite products too (OpenBLAS issue 1924, NumPy issue 24067).
     """
     with np.errstate(invalid="ignore"):
-        return np.matmul(a, b)
+        product = np.matmul(a, b)
+    if np.isnan(product).any():
+        warnings.warn("invalid value encountered in matmul", RuntimeWarning, stacklevel=2)
+    return product
 
 
 def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces) -> QuickMixture:

@@ -14,7 +14,7 @@ from geode_jax.learning.soft_impute import choose_threshold, fill_by_soft_impute
 
 HELD_OUT_SHARE = 0.05
 # Up to this many entries the matrices are too small for several threads. These wait for each other where another
-# process uses the cores, and a fill took seven times as long.
+# process uses the cores.
 _SMALL = 2**20
 # Rows on which the ways are compared; more do not help.
 LARGEST_SAMPLE = 4000
