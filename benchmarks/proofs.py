@@ -109,9 +109,7 @@ def tables() -> list[str]:
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="the correct sampler only, few draws, nothing written"
-    )
+    parser.add_argument("--quick", action="store_true", help="the correct sampler only, few draws, nothing written")
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier run wrote that did not end")
     options = parser.parse_args(arguments)
     cases = [(None, False)] if options.quick else [(None, False), (None, True), *((bug, False) for bug in bugs.BUGS)]
