@@ -1,5 +1,8 @@
 """Rows however far from the data: finite answers, the same in float32 as in float64, and never a typical row."""
 
+import dataclasses
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,8 @@ from conftest import ANY_NOISE, ANY_NOISE_SLOW
 import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.interop.numpyro import PosteriorPredictive
+from geode_jax.learning.class_span import Reduction
+from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict import distance
 
 # up to the largest float64; 1e19 and 1e154 are where squares overflow in either type
@@ -84,6 +89,34 @@ def test_only_far_rows_are_computed_in_float64(posterior):
     pairs = [(held.dtype.name, index.tolist()) for held, index in distance.by_distance(posterior, rows)]
     far = [("float32", [0, 1, 3]), ("float64", [2])]
     assert pairs == (far if posterior.dtype == np.float32 else [("float64", [0, 1, 2, 3])])
+
+
+def _in_units(posterior, unit):
+    """The same density with model coordinates `unit` times as large, as where features are divided by their noise."""
+    dictionary = dataclasses.replace(posterior.dictionary, centres=unit * posterior.dictionary.centres)
+    raised = posterior.draws.log_sigma2 + np.float32(2 * np.log(unit))
+    draws = eqx.tree_at(lambda it: it.log_sigma2, posterior.draws, raised)
+    return dataclasses.replace(posterior, dictionary=dictionary, draws=draws, scale=posterior.scale / unit)
+
+
+@ANY_NOISE_SLOW
+def test_far_is_beside_the_data_in_any_unit(posterior, data):
+    """Ordinary rows are computed in the posterior's own type even if their model coordinates are large."""
+    if posterior.dtype == np.float64:
+        pytest.skip("all rows are computed in float64")
+    every = np.arange(len(data))
+    far = posterior.shift + 2 * distance.FARTHEST_IN_FLOAT32 * posterior.scale * np.ones((1, 6))
+    for unit in (1.0, 20.0):
+        held = _in_units(posterior, np.float32(unit))
+        np.testing.assert_allclose(geode_jax.log_density(held, data), geode_jax.log_density(posterior, data), atol=1e-3)
+        assert not distance.is_far(held, data, every).any()
+        assert distance.is_far(held, far, every[:1]).all()
+        for reduction in (None, Reduction(np.zeros(6), np.eye(6), np.ones(()))):
+            members = (held, held)
+            classes = ClassPosterior(members, reduction, held.shift, held.scale, np.log([0.5, 0.5]), 1.0, 0.0)
+            if held.noise_root is None:  # members have none
+                assert not distance.is_far(classes, data, every).any()
+                assert distance.is_far(classes, far, every[:1]).all()
 
 
 def test_numpyro_density(posterior):

@@ -2,8 +2,9 @@
 
 A log density is a sum of squares: at a distance of r standard deviations its rounding error is of order ``eps r^2``. In
 float32 that changes the weights of the nodes from some ten standard deviations on, and beyond 1e19 the squares
-overflow. Such rows are rare, so float64 costs little there. :func:`geode_jax.rows.frame.to_model` bounds the
-coordinates of all rows, so that squares are finite in float64 too.
+overflow. Such rows are rare, so float64 costs little there. Where features are divided by their noise, coordinates of
+ordinary rows are large, and rows are far only if theirs are larger still. :func:`geode_jax.rows.frame.to_model` bounds
+the coordinates of all rows, so that squares are finite in float64 too.
 """
 
 from collections.abc import Iterator
@@ -15,13 +16,14 @@ import numpy as np
 
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Bool
+from geode_jax.learning.class_span import Reduction
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.blocks import slices
 
-# Root mean square of a row's model coordinates; it is of order 1 for the data on the whole, and above 4 for about one
-# row in a thousand of tables with heavy tails. Up to here widths of intervals in float32 are those in float64 to within
-# 1e-3 (tests/test_far_rows.py). A lower limit would make ordinary outliers compile a second set of programs.
+# Root mean square of a row's model coordinates, over that of the data if it is above 1; larger for about one row in a
+# thousand of tables with heavy tails. Up to here widths of intervals in float32 are those in float64 to within 1e-3
+# (tests/test_far_rows.py). A lower limit would make ordinary outliers compile a second set of programs.
 FARTHEST_IN_FLOAT32 = 4.0
 
 AnyPosterior = TypeVar("AnyPosterior", Posterior, ClassPosterior)
@@ -45,12 +47,35 @@ def by_distance(
 
 def is_far(posterior: Posterior | ClassPosterior, data: np.ndarray, rows: np.ndarray) -> Bool[np.ndarray, "n"]:
     """Whether the observed part of each of these rows is too far from the data for float32."""
-    found = np.zeros(rows.size, bool)
+    mean_square = np.zeros(rows.size)
     with np.errstate(over="ignore", invalid="ignore"):
         for part in slices(rows.size, data.shape[1]):
             square = np.square((data[rows[part]] - posterior.shift) / posterior.scale)
-            found[part] = np.nansum(square, axis=1) > FARTHEST_IN_FLOAT32**2 * data.shape[1]
+            mean_square[part] = np.nansum(square, axis=1) / data.shape[1]
+    found = mean_square > FARTHEST_IN_FLOAT32**2
+    if found.any():  # only then is the data's spread worth computing
+        found &= mean_square > FARTHEST_IN_FLOAT32**2 * max(1.0, _mean_square(posterior))
     return found
+
+
+def _mean_square(posterior: Posterior | ClassPosterior) -> float:
+    """Mean square of the data's coordinates ``(y - shift) / scale``, or a little less.
+
+    It is that of the leaves' centres, in the first tree of a posterior or of every class.
+    """
+    if isinstance(posterior, ClassPosterior):
+        return float(np.mean([_of_leaves(one, posterior.reduction) for one in posterior.members]))
+    return _of_leaves(posterior, None)
+
+
+def _of_leaves(posterior: Posterior, reduction: Reduction | None) -> float:
+    tree = posterior.dictionary.tree
+    centres = np.asarray(posterior.dictionary.centres[0], np.float64)[np.asarray(tree.is_leaf[0])]
+    if posterior.noise_root is not None:
+        centres = centres @ posterior.noise_root
+    if reduction is not None:
+        centres = reduction.origin + centres @ reduction.basis.T
+    return float(np.mean(np.square(centres)))
 
 
 def in_float64(posterior: AnyPosterior) -> AnyPosterior:
