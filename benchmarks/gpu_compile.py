@@ -36,7 +36,7 @@ from geode_jax.gibbs import run
 from geode_jax.model.draw import Draw
 from geode_jax.partition.metis import Partition
 from geode_jax.predict.conditional_moments import conditional_summary
-from geode_jax.predict.rows import CANDIDATES, num_seen, observe_rows
+from geode_jax.predict.rows import CANDIDATES, num_seen, num_wanted, observe_rows
 from geode_jax.settings import DictionarySettings, Prior, RankAdaptation, SamplerSettings
 
 FOLDER = "GEODE_JAX_CUDA"
@@ -109,12 +109,13 @@ def filling(num_rows: int, num_features: int, max_rank: int) -> Program:
     drawn: Draw = jax.eval_shape(sampler_of.function, *sampler_of.shapes)[1]
     draws = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], 8, *leaf.shape[3:]), leaf.dtype), drawn)
     mask = np.random.default_rng(0).random((num_rows, num_features)) < 0.5
-    places = num_seen(mask.astype(np.float32))
+    places, most_missing = num_seen(mask.astype(np.float32)), num_wanted(mask, None)
     rows = jax.ShapeDtypeStruct(mask.shape, np.float32)
     seen = jax.eval_shape(lambda x, shown: observe_rows(x, shown, None, num_seen=places), rows, rows)
 
     def summary(dictionary: Any, draws: Any, seen: Any) -> Any:
-        return conditional_summary(dictionary, draws, seen, None, num_candidates=CANDIDATES, levels=(0.025, 0.975))
+        options = {"num_candidates": CANDIDATES, "levels": (0.025, 0.975), "num_wanted": most_missing}
+        return conditional_summary(dictionary, draws, seen, None, **options)
 
     return Program(summary, (forest.dictionary, draws, seen), 0, 0)
 

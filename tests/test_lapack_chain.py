@@ -16,8 +16,8 @@ from jax.extend import core
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill
 from geode_jax.gibbs import missing
-from geode_jax.math.whitening import observe_rows
-from geode_jax.predict import class_span, conditional_moments, mixture
+from geode_jax.math.whitening import SharedNoise, observe_rows
+from geode_jax.predict import class_span, conditional_moments, mixture, nodes
 
 LAPACK = {"cholesky", "triangular_solve"}
 
@@ -55,54 +55,60 @@ def unordered_pairs(jaxpr):
 def test_no_product_is_rounded_to_ten_bits(arguments):
     """A GPU multiplies float32 matrices with 10-bit mantissas unless told otherwise (HIGHEST)."""
     summary = functools.partial(
-        conditional_moments.conditional_summary, features=None, num_candidates=3, levels=(0.05, 0.95)
+        conditional_moments.conditional_summary, features=None, num_candidates=3, levels=(0.05, 0.95), num_wanted=6
     )
-    dictionary, _, seen = arguments
-    tree = jax.tree.map(lambda leaf: leaf[0], dictionary)
     programs = (
         (summary, arguments),
         (functools.partial(mixture.log_density_partial, num_candidates=3), arguments),
-        (mixture._products_in_span, (tree.bases[0], tree, seen)),
+        (nodes.Ranking.of, (arguments[0].dictionary,)),
     )
     for program, given in programs:
         text = str(jax.make_jaxpr(program)(*given))
         assert text.count("dot_general[") == text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") > 0
 
 
-@pytest.fixture(params=[None, 6], ids=["isotropic", "shaped"])
-def arguments(posterior, request):
+@pytest.fixture(params=["isotropic", "shaped", "ranked"])
+def arguments(posterior, request, monkeypatch):
+    """Nodes, draws and rows: isotropic noise, noise of a covariance, and nodes that are ranked by one direction."""
+    if request.param == "ranked":
+        for module in (mixture, nodes):
+            monkeypatch.setattr(module, "SCREEN_RANK", 1)
+        jax.clear_caches()  # what was traced with the package's own
     with jax_settings(posterior.dtype):
-        x = jnp.zeros((4, 6), posterior.dtype)
-        seen = observe_rows(x, jnp.ones_like(x), request.param and jnp.eye(6, dtype=x.dtype), num_seen=6)
-        yield posterior.dictionary, jax.tree.map(jnp.asarray, posterior.thin(4)), seen
+        x, identity = jnp.zeros((4, 6), posterior.dtype), jnp.eye(6, dtype=posterior.dtype)
+        noise = None if request.param == "isotropic" else SharedNoise.of(identity)
+        seen = observe_rows(x, jnp.ones_like(x), noise, num_seen=6)
+        found = nodes.Nodes.of(posterior.dictionary, None if noise is None else identity)
+        assert (found.ranking is not None) == (request.param == "ranked")
+        yield found, jax.tree.map(jnp.asarray, posterior.thin(4)), seen
+    if request.param == "ranked":
+        jax.clear_caches()
 
 
 def test_what_is_seen_is_one_chain():
     program = functools.partial(observe_rows, num_seen=5)
-    count, pairs = unordered_pairs(jax.make_jaxpr(program)(jnp.zeros((4, 6)), jnp.ones((4, 6)), jnp.eye(6)).jaxpr)
+    noise = SharedNoise.of(jnp.eye(6))
+    count, pairs = unordered_pairs(jax.make_jaxpr(program)(jnp.zeros((4, 6)), jnp.ones((4, 6)), noise).jaxpr)
     assert count == 2
     assert not pairs
 
 
 def test_predictions_are_one_chain(arguments):
     dtype = arguments[2].x.dtype
+    summary = functools.partial(conditional_moments.conditional_summary, num_candidates=3)
     programs = {
         "density": functools.partial(mixture.log_density_partial, num_candidates=3),
-        "mean": functools.partial(
-            conditional_moments.conditional_summary, features=None, num_candidates=3, levels=None
-        ),
-        "interval": functools.partial(
-            conditional_moments.conditional_summary, features=jnp.asarray([1]), num_candidates=3, levels=(0.05, 0.95)
-        ),
+        "mean": functools.partial(summary, features=None, levels=None, num_wanted=6),
+        "interval": functools.partial(summary, features=jnp.asarray([1]), levels=(0.05, 0.95), num_wanted=1),
     }
     jaxprs = {name: jax.make_jaxpr(program)(*arguments) for name, program in programs.items()}
     jaxprs["draws"] = jax.make_jaxpr(
-        functools.partial(conditional_moments.conditional_draws, num_candidates=3, num_samples=2)
+        functools.partial(conditional_moments.conditional_draws, num_candidates=3, num_samples=2, num_wanted=6)
     )(jax.random.split(jax.random.key(0), 4), arguments[:2], arguments[2], None)
     shown = class_span.Shown(*(jnp.zeros(shape, jnp.float32) for shape in ((4, 6), (4, 6, 6), (4, 6), (4,), (4,))))
     shown = jax.tree.map(lambda leaf: leaf.astype(dtype), shown)
     jaxprs["classes"] = jax.make_jaxpr(functools.partial(class_span.log_density_reduced, num_candidates=3))(
-        *arguments[:2], jnp.ones((), dtype), shown
+        arguments[0].dictionary, arguments[1], jnp.ones((), dtype), shown
     )
     for name, jaxpr in jaxprs.items():
         count, pairs = unordered_pairs(jaxpr.jaxpr)

@@ -22,7 +22,7 @@ from geode_jax.learning.noise_covariance import (
     whiten,
 )
 from geode_jax.learning.subspaces import SubspaceOptions
-from geode_jax.math.whitening import observe_rows
+from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds
@@ -297,7 +297,8 @@ def test_masks_of_different_size_share_a_program():
     root = ((root * np.exp(rng.normal(size=6))) @ root.T).astype(np.float32)
     mask = (rng.random((5, 6)) < 0.5).astype(np.float32)
     mask[:, 0] = 1.0
-    seen = observe_rows(*map(jnp.asarray, (np.zeros((5, 6), np.float32), mask, root)), num_seen=6)
+    noise = SharedNoise.of(jnp.asarray(root))
+    seen = observe_rows(*map(jnp.asarray, (np.zeros((5, 6), np.float32), mask)), noise, num_seen=6)
     vectors = rng.normal(size=(1, 6, 2)).astype(np.float32)
     shown = np.asarray(seen.whitening(jnp.asarray(vectors)))
     for row in range(5):

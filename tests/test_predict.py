@@ -13,12 +13,12 @@ import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.math.lowrank import latent_given, log_marginal, posterior_system, rough_log_marginal
 from geode_jax.math.streaming import block_size, map_row_blocks
-from geode_jax.math.whitening import observe_rows
+from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.statistics import observed_statistics_of
 from geode_jax.model.tree import Tree
 from geode_jax.predict.conditional_moments import _pool
-from geode_jax.predict.mixture import SCREEN_RANK, _products_in_span
+from geode_jax.predict.nodes import SCREEN_RANK, Ranking, SeenInSpan
 from geode_jax.predict.rows import CANDIDATES
 
 SEEN = np.array([True, False, True, True, False, True])
@@ -167,42 +167,42 @@ def test_the_pool_of_trees_is_calibrated():
     Trees surer of themselves than they may be: at least what independent errors of the size seen would leave.
     """
     rng = np.random.default_rng(0)
-    seen = jnp.zeros((400, 300), jnp.float32)
+    missing = jnp.ones((400, 300), jnp.float32)
     for shared, own, most in ((1.0, 0.3, 1.03), (1.0, 0.5, 1.1), (0.3, 1.0, 2.1)):
         errors = shared * rng.normal(size=(400, 300)) + own * rng.normal(size=(4, 400, 300))
         by_tree = jnp.asarray(errors, jnp.float32)
         variance = jnp.full(by_tree.shape, shared**2 + own**2, jnp.float32)
-        average, factor = _pool(by_tree, variance, seen)
+        average, factor = _pool(by_tree, variance, missing)
         between = errors.var(axis=0).mean(axis=1)
         spread = np.asarray(factor)[:, 0] ** 2 * (shared**2 + own**2 + between)
         assert 0.97 < spread.mean() / np.square(average).mean() < most
-        sure = np.asarray(_pool(by_tree, 1e-6 * variance, seen)[1])[:, 0]
+        sure = np.asarray(_pool(by_tree, 1e-6 * variance, missing)[1])[:, 0]
         np.testing.assert_allclose(sure**2, 1 / 3, rtol=1e-3)
 
 
 def test_the_pool_of_trees_has_no_units():
     """Nor does one feature that varies far more than the others, and on which trees disagree, decide for all."""
     rng = np.random.default_rng(0)
-    seen = jnp.zeros((50, 40), jnp.float32)
+    missing = jnp.ones((50, 40), jnp.float32)
     by_tree = jnp.asarray(rng.normal(size=(4, 50, 40)) * 0.5 + rng.normal(size=(50, 40)), jnp.float32)
     variance = jnp.ones(by_tree.shape, jnp.float32)
     units = jnp.asarray(10.0 ** rng.uniform(-3, 3, 40), jnp.float32)
-    factor = _pool(by_tree, variance, seen)[1]
-    np.testing.assert_allclose(_pool(by_tree * units, variance * units**2, seen)[1], factor, rtol=1e-5)
-    wild = _pool(by_tree.at[:, :, 0].multiply(1e4), variance, seen)[1]
+    factor = _pool(by_tree, variance, missing)[1]
+    np.testing.assert_allclose(_pool(by_tree * units, variance * units**2, missing)[1], factor, rtol=1e-5)
+    wild = _pool(by_tree.at[:, :, 0].multiply(1e4), variance, missing)[1]
     np.testing.assert_allclose(wild, factor, rtol=0.02)
 
 
 def test_features_on_which_trees_are_overconfident_do_not_decide_for_all():
     """Half of the features with trees that agree, half with trees far apart: no narrower than either half deserves."""
     rng = np.random.default_rng(0)
-    seen = jnp.zeros((50, 40), jnp.float32)
+    missing = jnp.ones((50, 40), jnp.float32)
     by_tree = np.asarray(rng.normal(size=(8, 50, 40)), np.float32)
     by_tree[:, :, :20] *= 0.3
     by_tree[:, :, 20:] *= 3.0
-    factor = np.asarray(_pool(jnp.asarray(by_tree), jnp.ones(by_tree.shape, jnp.float32), seen)[1])
+    factor = np.asarray(_pool(jnp.asarray(by_tree), jnp.ones(by_tree.shape, jnp.float32), missing)[1])
     halves = [
-        np.asarray(_pool(jnp.asarray(by_tree[:, :, part]), jnp.ones((8, 50, 20)), seen[:, part])[1])
+        np.asarray(_pool(jnp.asarray(by_tree[:, :, part]), jnp.ones((8, 50, 20)), missing[:, part])[1])
         for part in (slice(20), slice(20, 40))
     ]
     assert (halves[1] < factor).all()
@@ -345,7 +345,9 @@ def test_rows_with_few_observed_entries(posterior, rows):
 
 def test_blocks_are_bounded_and_complete():
     assert block_size(1) == 64
-    assert block_size(2**20, budget=2**24) == 16
+    assert block_size(2**20) == 16
+    assert block_size(2**22) == 8
+    assert block_size(2**26) == 4
     assert block_size(2**40) == 1
     seen = []
 
@@ -400,9 +402,10 @@ def test_nodes_in_the_roots_span_are_ranked_by_their_coordinates_there(is_shared
         centres = root @ span @ (turns @ rng.normal(size=4)).T
         nodes = Dictionary(tree, jnp.asarray(centres.T), jnp.asarray(root @ span @ turns), jnp.full(3, 4))
         mask = jnp.asarray(rng.random((1 if is_shared else 5, 20)) < 0.6, float)
-        seen = observe_rows(jnp.asarray(rng.normal(size=(5, 20))), mask, jnp.asarray(root), num_seen=20)
+        seen = observe_rows(jnp.asarray(rng.normal(size=(5, 20))), mask, SharedNoise.of(jnp.asarray(root)), num_seen=20)
         expected = jax.lax.map(lambda node: seen.products(*node), (nodes.centres, nodes.bases))
-        found = _products_in_span(nodes.bases[0], nodes, seen)
+        ranking = Ranking.of(jax.tree.map(lambda leaf: leaf[None], nodes))
+        found = SeenInSpan.of(ranking, seen).products(jax.tree.map(lambda leaf: leaf[0], ranking.nodes))
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
         neg_log_u, log_sigma2 = jnp.asarray(rng.exponential(size=(3, 4))), jnp.asarray(rng.normal(size=3))

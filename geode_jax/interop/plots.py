@@ -104,7 +104,7 @@ def cells(
     if X is not None:
         rows = check_data(X, allow_nan=True, num_features=posterior.num_features)
         ax.plot(*rows[:, shown].T, ".", color="black", markersize=2, alpha=0.4)
-    dictionary, draws = of_features(posterior), posterior.draws
+    dictionary, draws = of_features(posterior).dictionary, posterior.draws
     root = np.eye(posterior.num_features) if posterior.noise_root is None else posterior.noise_root
     shape = root[shown] @ root[:, shown]
     scale_of = dictionary.tree.scale
@@ -146,7 +146,7 @@ def dictionary_images(
 
     Directions are in the data's units, each rescaled to the range of the centres; mid-grey is 0.
     """
-    dictionary = of_features(posterior)
+    dictionary = of_features(posterior).dictionary
     absent = [node for node in nodes if not bool(dictionary.tree.is_present[tree, node])]
     if absent:
         raise ValueError(f"nodes: expected present nodes, got {absent}")

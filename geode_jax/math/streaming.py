@@ -8,13 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 
 MEMORY_BUDGET = 256 * 2**20
-LARGEST_BLOCK = 64  # a single row is padded to a whole block too, so blocks must be small
+# A single row is padded to a whole block too, so blocks must be small. Where each row takes much memory, a few keep all
+# cores busy, and what they need stays in the caches.
+LARGEST_BLOCK, ENOUGH_ROWS, ENOUGH_MEMORY = 64, 8, 16 * 2**20
 
 
-def block_size(bytes_per_row: int, budget: int = MEMORY_BUDGET) -> int:
-    """Largest power of two of rows that fits in the memory budget, between 1 and 64."""
-    fitting = max(1.0, budget / max(bytes_per_row, 1))
-    return int(min(LARGEST_BLOCK, 2 ** int(np.log2(fitting))))
+def block_size(bytes_per_row: int) -> int:
+    """Rows of a block, a power of two: at most 64, as many as fit in 16 MiB but at least 8, if these fit in 256 MiB."""
+
+    def fitting(budget: int) -> int:
+        return 2 ** int(np.log2(max(1.0, budget / max(bytes_per_row, 1))))
+
+    return min(LARGEST_BLOCK, max(ENOUGH_ROWS, fitting(ENOUGH_MEMORY)), fitting(MEMORY_BUDGET))
 
 
 def map_row_blocks(

@@ -7,6 +7,7 @@ Gaussian as in :mod:`geode_jax.math.lowrank`, of basis ``W (R Phi)_O``. Where R 
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,34 +18,62 @@ from geode_jax._typing import Array, Float, Int
 from geode_jax.math.lowrank import HIGHEST, Observed, masked_gram, observe, reduce_shown
 
 
+class SharedNoise(eqx.Module):
+    """The noise covariance S of all nodes, over the features, and its symmetric root R."""
+
+    root: Float[Array, "D D"]
+    covariance: Float[Array, "D D"]
+
+    @classmethod
+    def of(cls, root: Float[Array, "D D"]) -> "SharedNoise":
+        """The noise of this root."""
+        return cls(root, jnp.matmul(root, root, precision=HIGHEST))
+
+
+class NoiseGivenSeen(NamedTuple):
+    """The noise of some features given that of the observed ones: Gaussian of mean ``map' noise_O``.
+
+    `map` has zero rows beyond a mask's observed features.
+    """
+
+    map: Float[Array, "#b P U"]
+    variance: Float[Array, "#b U"]
+
+
 class Whitening(eqx.Module):
     """The matrix W of every mask, with at most P observed features: one mask per row, or one for all rows.
 
-    Where `index` goes beyond a mask's features, `factor`, W, has zero rows and columns. `log_det`: of S_OO. `root`: R.
+    Where `index` goes beyond a mask's features, `factor`, W, has zero rows and columns. `log_det`: of S_OO.
     """
 
     index: Int[Array, "#b P"]
     factor: Float[Array, "#b P P"]
     log_det: Float[Array, "#b"]
-    root: Float[Array, "D D"]
+    noise: SharedNoise
 
-    def __call__(self, vectors: Float[Array, "#b D k"]) -> Float[Array, "#b P k"]:
-        """Map column vectors over the features, one set per row or one for all rows, to the shown coordinates."""
+    def taken(self, vectors: Float[Array, "#b D k"]) -> Float[Array, "#b P k"]:
+        """The observed part of column vectors over the features, one set per row or one for all rows."""
         size = max(self.index.shape[0], vectors.shape[0])
         index = jnp.broadcast_to(self.index, (size, self.index.shape[1]))
         vectors = jnp.broadcast_to(vectors, (size, *vectors.shape[1:]))
-        taken = jnp.take_along_axis(vectors, index[..., None], axis=1)
-        return jnp.matmul(self.factor, taken, precision=HIGHEST)
+        return jnp.take_along_axis(vectors, index[..., None], axis=1)
 
-    def noise_map(self, features: Array | None) -> Float[Array, "#b P _"]:
-        """Y such that, given noise w in the shown coordinates, the noise in the `features` (None: all) has mean Y'w."""
-        columns = self.root if features is None else self.root[:, features]
-        return self(jnp.matmul(self.root, columns, precision=HIGHEST)[None])
+    def __call__(self, vectors: Float[Array, "#b D k"]) -> Float[Array, "#b P k"]:
+        """Map column vectors over the features, one set per row or one for all rows, to the shown coordinates."""
+        return jnp.matmul(self.factor, self.taken(vectors), precision=HIGHEST)
 
-    def residual_variance(self, told: Float[Array, "#b P _"], features: Array | None) -> Float[Array, "#b _"]:
-        """Variance of the noise in the features given the shown coordinates, ``diag(S - Y'Y)``."""
-        columns = self.root if features is None else self.root[:, features]
-        return jnp.maximum(jnp.sum(jnp.square(columns), axis=0) - jnp.sum(jnp.square(told), axis=1), 0.0)
+    def rows(self, row: Int[Array, "p"]) -> "Whitening":
+        """Those of some rows, in this order."""
+        own = row % self.index.shape[0]
+        return Whitening(self.index[own], self.factor[own], self.log_det[own], self.noise)
+
+    def noise_at(self, features: Int[Array, "#b U"]) -> NoiseGivenSeen:
+        """The noise at the given missing features, which may go beyond the last feature: there it is arbitrary."""
+        cross = self.noise.covariance[self.index[:, :, None], features[:, None, :]]
+        told = jnp.matmul(self.factor, cross, precision=HIGHEST)
+        left = jnp.diagonal(self.noise.covariance)[features] - jnp.sum(jnp.square(told), axis=1)
+        back = jnp.matmul(jnp.swapaxes(self.factor, 1, 2), told, precision=HIGHEST)
+        return NoiseGivenSeen(back, jnp.maximum(left, 0.0))
 
 
 class ObservedRows(eqx.Module):
@@ -61,9 +90,26 @@ class ObservedRows(eqx.Module):
         """Statistics of the rows at one component, with `centre` and `basis` in the coordinates of x."""
         if self.whitening is None:
             return observe(self.x, self.mask, centre, basis)
-        along = self.whitening(basis[None])
+        return self._reduced(self.whitening(basis[None]), self.x - centre)
+
+    def statistics_at(
+        self, centres: Float[Array, "K D"], bases: Float[Array, "K D d"], node: Int[Array, "b"]
+    ) -> Observed:
+        """Statistics of every row at a component of its own; only the observed part of its basis is taken."""
+        if self.whitening is None:
+
+            def of_row(row: Array, centre: Array, basis: Array) -> Observed:
+                return jax.tree.map(lambda leaf: leaf[0], self.rows(row[None]).statistics(centre, basis))
+
+            return jax.vmap(of_row)(jnp.arange(node.size), centres[node], bases[node])
+        taken = bases[node[:, None], self.whitening.index]
+        return self._reduced(jnp.matmul(self.whitening.factor, taken, precision=HIGHEST), self.x - centres[node])
+
+    def _reduced(self, along: Float[Array, "#b P d"], off: Float[Array, "b D"]) -> Observed:
+        """Statistics, given the shown coordinates of the bases and what the rows are off the centres."""
+        assert self.whitening is not None
         return reduce_shown(
-            self.whitening((self.x - centre)[..., None])[..., 0],
+            self.whitening(off[..., None])[..., 0],
             jnp.matmul(jnp.swapaxes(along, 1, 2), along, precision=HIGHEST),
             self.mask.sum(axis=-1),
             lambda values: jnp.matmul(values[:, None], along, precision=HIGHEST)[:, 0],
@@ -86,22 +132,20 @@ class ObservedRows(eqx.Module):
     def rows(self, index: Int[Array, "p"]) -> "ObservedRows":
         """Some of the rows, in this order."""
         own = index if self.mask.shape[0] > 1 else jnp.zeros(1, int)
-        w = self.whitening
-        whitening = None if w is None else Whitening(w.index[own], w.factor[own], w.log_det[own], w.root)
-        return ObservedRows(self.x[index], self.mask[own], whitening)
+        return ObservedRows(self.x[index], self.mask[own], None if self.whitening is None else self.whitening.rows(own))
 
 
 @partial(jax.jit, static_argnames="num_seen")
 def observe_rows(
-    x: Float[Array, "b D"], mask: Float[Array, "#b D"], root: Float[Array, "D D"] | None, *, num_seen: int
+    x: Float[Array, "b D"], mask: Float[Array, "#b D"], noise: SharedNoise | None, *, num_seen: int
 ) -> ObservedRows:
     """Prepare rows whose masks have at most `num_seen` observed features; x is finite, arbitrary at missing ones."""
-    if root is None:
+    if noise is None:
         return ObservedRows(x, mask, None)
     shown, index = lax.top_k(mask, num_seen)
-    covariance = jnp.matmul(root, root, precision=HIGHEST)[index[:, :, None], index[:, None, :]]
+    covariance = noise.covariance[index[:, :, None], index[:, None, :]]
     identity = jnp.eye(num_seen, dtype=x.dtype)
     factor = jnp.linalg.cholesky(jnp.where(shown[:, :, None] * shown[:, None, :] > 0, covariance, identity))
     inverse = lax.linalg.triangular_solve(factor, identity * shown[:, None, :], left_side=True, lower=True)
     log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
-    return ObservedRows(x, mask, Whitening(index, inverse, log_det, root))
+    return ObservedRows(x, mask, Whitening(index, inverse, log_det, noise))

@@ -102,12 +102,5 @@ def observed_statistics_of(dictionary: Dictionary, seen: ObservedRows) -> Observ
 
 def observed_statistics_at(dictionary: Dictionary, seen: ObservedRows, node: Int[Array, "b M"]) -> Observed:
     """Statistics of partial rows, each with its own mask, at M given nodes of each row; batch axes (b, M)."""
-
-    def of_row(row: Array, centre: Array, basis: Array) -> Observed:
-        return jax.tree.map(lambda leaf: leaf[0], seen.rows(row[None]).statistics(centre, basis))
-
-    def at_slot(node: Array) -> Observed:
-        return jax.vmap(of_row)(jnp.arange(node.size), dictionary.centres[node], dictionary.bases[node])
-
-    by_slot = lax.map(at_slot, node.T)
+    by_slot = lax.map(lambda own: seen.statistics_at(dictionary.centres, dictionary.bases, own), node.T)
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_slot)

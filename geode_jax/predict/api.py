@@ -101,13 +101,13 @@ def log_density_draws(
         return by_draw + posterior.log_jacobian
 
     def of_partial(posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
-        dictionary = of_features(posterior)
+        nodes = of_features(posterior)
         by_draw = map_partial_rows(
-            lambda seen: log_densities_partial(dictionary, draws, seen, num_candidates=num_candidates),
+            lambda seen: log_densities_partial(nodes, draws, seen, num_candidates=num_candidates),
             x,
             is_observed,
             root=posterior.noise_root,
-            bytes_per_row=posterior.num_trees * partial_row_bytes(posterior, draws, num_candidates),
+            bytes_per_row=posterior.num_trees * partial_row_bytes(posterior, draws, num_candidates, is_observed),
         )
         return without_empty(by_draw, is_observed) - (is_observed @ np.log(posterior.scale))[:, None, None]
 

@@ -17,6 +17,7 @@ from geode_jax.predict.density import density_row_bytes, log_densities
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.mixture import bytes_per_row as partial_row_bytes
 from geode_jax.predict.mixture import log_densities_partial
+from geode_jax.predict.nodes import Nodes
 from geode_jax.predict.rows import CANDIDATES, map_partial_rows, thinned, without_empty
 from geode_jax.rows.frame import to_model
 
@@ -137,7 +138,7 @@ def _partial(
         else:
             by_draw = map_partial_rows(
                 lambda seen, member=member, draws=draws, width=width: log_densities_partial(
-                    member.dictionary, draws, seen, num_candidates=width
+                    Nodes(member.dictionary, None), draws, seen, num_candidates=width
                 ),
                 x,
                 is_observed,

@@ -24,6 +24,7 @@ from geode_jax.predict.rows import (
     check_rows,
     features_and_mask,
     map_partial_rows,
+    num_wanted,
     of_features,
     partial_log_density_by_tree,
     partial_row_bytes,
@@ -45,8 +46,8 @@ class Conditional:
     The noise variance of a scale that holds no row in a draw comes from its prior alone, which has no mean. Standard
     deviations and quantiles therefore cap it at the data's variance; draws and densities do not.
 
-    Rows are processed in blocks of at most 64 that fit in 256 MiB of device memory (a single row may need more), so
-    that only the results grow with the number of rows.
+    Rows are processed in blocks of 8 to 64 that fit in 256 MiB of device memory (a single row may need more), so that
+    only the results grow with the number of rows.
     """
 
     posterior: Posterior
@@ -124,21 +125,22 @@ class Conditional:
         with jax_settings(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
             x, is_observed = features_and_mask(posterior, self.rows[rows])
-            features, dictionary = self._index(), of_features(posterior)
+            features, nodes = self._index(), of_features(posterior)
             return map_partial_rows(
                 lambda seen, number: conditional_draws(
                     jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, number),
-                    (dictionary, draws),
+                    (nodes, draws),
                     seen,
                     features,
                     num_candidates=self.num_candidates,
                     num_samples=num_samples,
+                    num_wanted=num_wanted(is_observed, self.features),
                 ),
                 x,
                 is_observed,
                 rows.astype(np.int32),
                 root=posterior.noise_root,
-                bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates)
+                bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates, is_observed)
                 + x.itemsize * num_samples * self._columns(x).shape[1],
             )
 
@@ -223,20 +225,21 @@ class Conditional:
         self, x: np.ndarray, is_observed: np.ndarray, levels: tuple[float, ...] | None
     ) -> tuple[np.ndarray, ...]:
         draws = thinned(self.posterior, self.num_draws)
-        features, dictionary = self._index(), of_features(self.posterior)
+        features, nodes = self._index(), of_features(self.posterior)
         return map_partial_rows(
             lambda seen: conditional_summary(
-                dictionary,
+                nodes,
                 draws,
                 seen,
                 features,
                 num_candidates=self.num_candidates,
                 levels=levels,
+                num_wanted=num_wanted(is_observed, self.features),
             ),
             x,
             is_observed,
             root=self.posterior.noise_root,
-            bytes_per_row=partial_row_bytes(self.posterior, draws, self.num_candidates)
+            bytes_per_row=partial_row_bytes(self.posterior, draws, self.num_candidates, is_observed)
             + x.itemsize * len(levels or ()) * self._columns(x).shape[1],
         )
 

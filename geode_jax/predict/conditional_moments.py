@@ -17,36 +17,64 @@ wider rather than narrower.
 """
 
 from functools import partial
-from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import ndtr, ndtri
 
-from geode_jax._typing import Array, Float, KeyArray
+from geode_jax._typing import Array, Bool, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
-from geode_jax.math.whitening import ObservedRows
+from geode_jax.math.whitening import NoiseGivenSeen, ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.predict.mixture import (
     Candidates,
     Mixture,
     candidate_scores,
-    find_candidates,
     map_relevant,
     merged_mixture,
+    of_each_tree,
 )
+from geode_jax.predict.nodes import Nodes
 
 
-class _Wanted(NamedTuple):
-    """The `features` to fill in (None: all), and `told`, how the observed features' noise predicts theirs.
+class _Wanted(eqx.Module):
+    """The missing features to fill in, by `index`: D where a row has fewer; one list for all rows, or one per row.
 
-    `told` is None where the noise of different features is independent.
+    `noise`: theirs given that of the observed features; None where the noise of different features is independent.
     """
 
-    features: Array | None
-    told: Array | None
+    index: Int[Array, "#b U"]
+    noise: NoiseGivenSeen | None
+
+    @classmethod
+    def of(cls, seen: ObservedRows, features: Array | None, num_wanted: int) -> "_Wanted":
+        """The `features` (None: all) that a row misses, at most `num_wanted`."""
+        is_wanted = 1.0 - seen.mask
+        if features is not None:
+            is_wanted *= jnp.zeros_like(is_wanted).at[:, features].set(1.0)
+        found, index = lax.top_k(is_wanted, num_wanted)
+        index = jnp.where(found > 0.0, index, is_wanted.shape[1])
+        return cls(index, None if seen.whitening is None else seen.whitening.noise_at(index))
+
+    def of_rows(self, rows: Int[Array, "p"]) -> "_Wanted":
+        """Those of some rows, in this order."""
+        return jax.tree.map(lambda leaf: leaf[rows % leaf.shape[0]], self)
+
+    def is_there(self, num_features: int) -> Bool[Array, "#b U"]:
+        """Places that hold a feature."""
+        return self.index < num_features
+
+    def placed(self, values: Float[Array, "b *more U"], features: Array | None, num_features: int) -> Array:
+        """The values at their features (of the `features`, None: of all), with zeros elsewhere, (b, ..., D')."""
+
+        def of_row(own: Array, index: Array) -> Array:
+            whole = jnp.zeros((*own.shape[:-1], num_features), own.dtype).at[..., index].set(own, mode="drop")
+            return whole if features is None else whole[..., features]
+
+        return jax.vmap(of_row)(values, jnp.broadcast_to(self.index, (values.shape[0], self.index.shape[1])))
 
 
 def _components(
@@ -57,43 +85,36 @@ def _components(
     wanted: _Wanted,
     with_variance: bool,
 ) -> tuple[Array, Array]:
-    """Mean and variance of the wanted features under every component of one tree, (M, b, D') each.
+    """Mean and variance of the wanted features under every component of one tree, (M, b, U) each.
 
     0 and 1 for components without weight.
     """
-    features, told = wanted
-    centres, bases = _rows_of(dictionary, features)
+    centres, bases = dictionary.centres, dictionary.bases
     rows, width = mixture.node.shape
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), mixture)
 
     def of_pairs(pairs: Array) -> tuple[Array, Array]:
-        at, part = jax.tree.map(lambda leaf: leaf[pairs], flat), seen.rows(pairs // width)
-        basis, variance = bases[at.node], at.noise[:, None]
-        mean = centres[at.node] + jnp.einsum("pDd,pd->pD", basis, at.mean, precision=HIGHEST)
-        if part.whitening is not None and told is not None:
-            along, own = part.whitening(dictionary.bases[at.node]), told[(pairs // width) % told.shape[0]]
-            off = part.whitening((part.x - dictionary.centres[at.node])[..., None])[..., 0]
-            off -= jnp.einsum("psd,pd->ps", along, at.mean, precision=HIGHEST)
-            mean += jnp.einsum("ps,psD->pD", off, own, precision=HIGHEST)
-            if with_variance:
-                basis -= jnp.einsum("psD,psd->pDd", own, along, precision=HIGHEST)
-                variance *= part.whitening.residual_variance(own, features)
+        at, row = jax.tree.map(lambda leaf: leaf[pairs], flat), pairs // width
+        own = wanted.of_rows(row)
+        place = at.node[:, None], own.index
+        mean, basis, variance = centres[place], bases[place], at.noise[:, None]
+        if seen.whitening is not None and own.noise is not None:
+            # what the observed features are off the basis is their noise, which tells of the others' noise
+            whitening = seen.whitening.rows(row)
+            told = whitening.taken((seen.x[row] - centres[at.node])[..., None])[..., 0]
+            mean += jnp.einsum("psU,ps->pU", own.noise.map, told, precision=HIGHEST)
+            basis -= jnp.einsum("psU,psd->pUd", own.noise.map, whitening.taken(bases[at.node]), precision=HIGHEST)
+            variance *= own.noise.variance if with_variance else 1.0
+        mean += jnp.einsum("pUd,pd->pU", basis, at.mean, precision=HIGHEST)
         if not with_variance:
             return mean, variance
-        spread = jnp.einsum("pDd,pde->pDe", basis, at.covariance, precision=HIGHEST)
+        spread = jnp.einsum("pUd,pde->pUe", basis, at.covariance, precision=HIGHEST)
         return mean, variance + jnp.maximum(jnp.sum(spread * basis, axis=-1), 0.0)
 
-    empty = jnp.zeros((rows * width, centres.shape[1]), centres.dtype)
+    empty = jnp.zeros((rows * width, wanted.index.shape[1]), centres.dtype)
     found = map_relevant(of_pairs, candidates, (empty, empty[:, : None if with_variance else 1] + 1.0))
     mean, variance = (jnp.swapaxes(leaf.reshape(rows, width, -1), 0, 1) for leaf in found)
     return mean, variance
-
-
-def _rows_of(dictionary: Dictionary, features: Array | None) -> tuple[Array, Array]:
-    """Centres and bases of one tree at some features, None being all of them."""
-    if features is None:
-        return dictionary.centres, dictionary.bases
-    return dictionary.centres[:, features], dictionary.bases[:, features]
 
 
 def _quantile(level: float, weight: Array, mean: Array, deviation: Array) -> Array:
@@ -122,15 +143,18 @@ def _moments(weight: Array, mean: Array, variance: Array) -> tuple[Array, Array]
     return average, jnp.sum(weight * (variance + jnp.square(mean - average)), axis=0)
 
 
-def _pool(by_tree: Float[Array, "F b D"], variance: Float[Array, "F b D"], is_observed: Array) -> tuple[Array, Array]:
-    """Mean of the trees' conditional distributions, (b, D), and the factor to shrink them towards it, (b, 1).
+def _pool(
+    by_tree: Float[Array, "F b U"], variance: Float[Array, "F b U"], is_missing: Float[Array, "#b U"]
+) -> tuple[Array, Array]:
+    """Mean of the trees' conditional distributions, (b, U), and the factor to shrink them towards it, (b, 1).
+
+    `is_missing` is 1 at what is filled in, and 0 elsewhere.
 
     Calibrated trees cannot disagree more than trees with independent errors, ``B = (1 - 1/F) W``. Trees that do
     disagree more are overconfident; the squared error of the mean is then estimated from B alone, as ``B / (F - 1)``,
     which is right for independent errors.
     """
     average = by_tree.mean(axis=0)
-    is_missing = 1.0 - is_observed
     between = jnp.square(by_tree - average).mean(axis=0)
     total = variance.mean(axis=0) + between
     share = jnp.where(total > 0.0, between / jnp.where(total > 0.0, total, 1.0), 0.0)
@@ -145,83 +169,78 @@ def _pool(by_tree: Float[Array, "F b D"], variance: Float[Array, "F b D"], is_ob
     return average, jnp.sqrt(squared)
 
 
-def _at(values: Float[Array, "*b D"], features: Array | None) -> Float[Array, "*b _"]:
-    return values if features is None else values[..., features]
-
-
-@partial(jax.jit, static_argnames=("num_candidates", "levels"))
+@partial(jax.jit, static_argnames=("num_candidates", "levels", "num_wanted"))
 def conditional_summary(
-    dictionary: Dictionary,
+    nodes: Nodes,
     draws: Draw,
     seen: ObservedRows,
     features: Array | None,
     *,
     num_candidates: int,
     levels: tuple[float, ...] | None,
+    num_wanted: int,
 ) -> tuple[Array, ...]:
-    """Mean of the `features` (None: all) given the observed ones, (b, D').
+    """Mean of the `features` (None: all) given the observed ones, (b, D'); zeros at those that are observed.
 
     With `levels`, also the factor by which the distribution is shrunk towards its mean, (b, 1), the standard deviation,
-    and the quantiles.
+    and the quantiles. `num_wanted`: the most missing features that a row is to be filled in at.
     """
-    num_trees = draws.log_joint.shape[0]
-    wanted = _Wanted(features, None if seen.whitening is None else seen.whitening.noise_map(features))
+    num_trees, num_features = draws.log_joint.shape[0], seen.x.shape[1]
+    wanted = _Wanted.of(seen, features, num_wanted)
 
-    def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Array, Array]:
-        tree_dictionary, tree_draws = inputs
-        candidates = find_candidates(tree_dictionary, tree_draws, seen, num_candidates)
-        scores = candidate_scores(tree_dictionary, tree_draws, candidates)
-        candidates, mixture = merged_mixture(tree_dictionary, tree_draws, candidates, scores)
-        mean, variance = _components(tree_dictionary, candidates, mixture, seen, wanted, levels is not None)
+    def one_tree(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> tuple[Array, ...]:
+        scores = candidate_scores(dictionary, draws, candidates)
+        candidates, mixture = merged_mixture(dictionary, draws, candidates, scores)
+        mean, variance = _components(dictionary, candidates, mixture, seen, wanted, levels is not None)
         return mixture.weight.T[..., None], mean, variance
 
-    weight, mean, variance = lax.map(one_tree, (dictionary, draws))
+    weight, mean, variance = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
     if levels is None:
-        return (jnp.sum(weight * mean, axis=1).mean(axis=0),)
-    average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), _at(seen.mask, features))
+        return (wanted.placed(jnp.sum(weight * mean, axis=1).mean(axis=0), features, num_features),)
+    is_missing = wanted.is_there(num_features).astype(mean.dtype)
+    average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), is_missing)
     # all components of all trees on one axis
     weight = weight.reshape(-1, seen.x.shape[0], 1) / num_trees
     mean = average + factor * (mean.reshape(-1, *average.shape) - average)
     deviation = factor * jnp.sqrt(variance.reshape(-1, *average.shape))
     spread = jnp.sqrt(_moments(weight, mean, jnp.square(deviation))[1])
-    return average, factor, spread, *(_quantile(level, weight, mean, deviation) for level in levels)
+    quantiles = (_quantile(level, weight, mean, deviation) for level in levels)
+    average, spread, *ends = (wanted.placed(one, features, num_features) for one in (average, spread, *quantiles))
+    return average, factor, spread, *ends
 
 
-@partial(jax.jit, static_argnames=("num_candidates", "num_samples"))
+@partial(jax.jit, static_argnames=("num_candidates", "num_samples", "num_wanted"))
 def conditional_draws(
     row_keys: KeyArray,
-    model: tuple[Dictionary, Draw],
+    model: tuple[Nodes, Draw],
     seen: ObservedRows,
     features: Array | None,
     *,
     num_candidates: int,
     num_samples: int,
+    num_wanted: int,
 ) -> Float[Array, "b s _"]:
-    """Draws of the `features` (None: all) of rows given the observed ones; values drawn at observed ones are no use.
+    """Draws of the `features` (None: all) of rows given the observed ones; zeros at those that are observed.
 
     Exact draws from the average of the trees, shrunk towards its mean like the intervals. `row_keys`, (b,): a row's
-    draws depend on its key, not on the block that the row is in.
+    draws depend on its key, not on the block that the row is in. `num_wanted` as in :func:`conditional_summary`.
     """
-    dictionary, draws = model
-    num_trees = draws.log_joint.shape[0]
-    told = None if seen.whitening is None else seen.whitening.noise_map(None)
-    wanted = _Wanted(features, None if told is None else _at(told, features))
+    nodes, draws = model
+    dictionary = nodes.dictionary
+    num_trees, num_features = draws.log_joint.shape[0], seen.x.shape[1]
+    wanted = _Wanted.of(seen, features, num_wanted)
 
-    def one_tree(inputs: tuple[Dictionary, Draw]) -> tuple[Array, Observed, Array, Array, Array]:
-        candidates = find_candidates(*inputs, seen, num_candidates)
-        scores = candidate_scores(*inputs, candidates)
-        relevant, mixture = merged_mixture(*inputs, candidates, scores)
-        moments = _moments(
-            mixture.weight.T[..., None],
-            *_components(inputs[0], relevant, mixture, seen, wanted, True),
-        )
+    def one_tree(
+        dictionary: Dictionary, draws: Draw, candidates: Candidates
+    ) -> tuple[Array, Observed, Array, Array, Array]:
+        scores = candidate_scores(dictionary, draws, candidates)
+        relevant, mixture = merged_mixture(dictionary, draws, candidates, scores)
+        components = _components(dictionary, relevant, mixture, seen, wanted, True)
+        moments = _moments(mixture.weight.T[..., None], *components)
         return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 
-    node, observed, scores, by_tree, variance = lax.map(one_tree, model)
-    average, factor = _pool(by_tree, variance, _at(seen.mask, features))
-    # with a noise covariance the observed features are drawn too: their noise predicts that of the others
-    shown = features if seen.whitening is None else None
-    centres, bases = jax.vmap(_rows_of, in_axes=(0, None))(dictionary, shown)
+    node, observed, scores, by_tree, variance = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
+    average, factor = _pool(by_tree, variance, wanted.is_there(num_features).astype(by_tree.dtype))
     dtype = seen.x.dtype
     scale = jnp.asarray(dictionary.tree.scale)
 
@@ -237,16 +256,19 @@ def conditional_draws(
         sigma = jnp.exp(0.5 * draws.log_sigma2[tree, draw, scale[where]])
         normal = jax.random.normal(key_eta, mean.shape, dtype)
         eta = mean + sigma * jnp.matmul(normal, root, precision=HIGHEST)
-        noise = sigma * jax.random.normal(key_eps, (centres.shape[2],), dtype)
-        drawn = centres[tree, where] + jnp.matmul(bases[tree, where], eta, precision=HIGHEST)
-        whitening = seen.rows(index[None]).whitening
-        if whitening is None or told is None:
-            drawn += noise
+        noise = sigma * jax.random.normal(key_eps, (num_features,), dtype)
+        own = wanted.of_rows(index[None])
+        missing = own.index[0]
+        if seen.whitening is None or own.noise is None:
+            basis = dictionary.bases[tree, where, missing]
+            drawn = dictionary.centres[tree, where, missing] + jnp.matmul(basis, eta, precision=HIGHEST)
+            drawn += noise[missing]
         else:
             # a joint draw of all features, corrected by its error at the observed ones (Matheron's rule)
-            drawn += jnp.matmul(whitening.root, noise, precision=HIGHEST)
-            off = whitening((seen.x[index] - drawn)[None, :, None])[0, :, 0]
-            drawn = _at(drawn + jnp.matmul(off, told[index % told.shape[0]], precision=HIGHEST), features)
+            whole = dictionary.centres[tree, where] + jnp.matmul(dictionary.bases[tree, where], eta, precision=HIGHEST)
+            whole += jnp.matmul(seen.whitening.noise.root, noise, precision=HIGHEST)
+            off = seen.whitening.rows(index[None]).taken((seen.x[index] - whole)[None, :, None])[0, :, 0]
+            drawn = whole[missing] + jnp.matmul(off, own.noise.map[0], precision=HIGHEST)
         return average[index] + factor[index] * (drawn - average[index])
 
     def one_row(inputs: tuple[Array, Array]) -> Array:
@@ -254,4 +276,5 @@ def conditional_draws(
         keys = jax.random.split(row_key, num_samples)
         return lax.map(lambda k: one_draw(k, index), keys, batch_size=32)
 
-    return lax.map(one_row, (jnp.arange(seen.x.shape[0]), row_keys))
+    drawn = lax.map(one_row, (jnp.arange(seen.x.shape[0]), row_keys))
+    return wanted.placed(drawn, features, num_features)

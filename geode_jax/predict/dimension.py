@@ -5,7 +5,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from geode_jax._typing import Array, ArrayLike, Float
 from geode_jax.math.streaming import map_row_blocks
@@ -14,7 +13,8 @@ from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.density import density_row_bytes, node_probabilities
-from geode_jax.predict.mixture import candidate_scores, find_candidates
+from geode_jax.predict.mixture import Candidates, candidate_scores, of_each_tree
+from geode_jax.predict.nodes import Nodes
 from geode_jax.predict.rows import (
     DENSITY_DRAWS,
     PARTIAL_DRAWS,
@@ -51,13 +51,13 @@ def intrinsic_dimension(
         )
 
     def of_partial(posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
-        dictionary = of_features(posterior)
+        nodes = of_features(posterior)
         return map_partial_rows(
-            lambda seen: _node_probabilities_partial(dictionary, draws, seen, num_candidates=num_candidates),
+            lambda seen: _node_probabilities_partial(nodes, draws, seen, num_candidates=num_candidates),
             x,
             is_observed,
             root=posterior.noise_root,
-            bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
+            bytes_per_row=partial_row_bytes(posterior, draws, num_candidates, is_observed),
         )
 
     counts = check_draws(num_draws, DENSITY_DRAWS), check_draws(num_draws, PARTIAL_DRAWS)
@@ -68,15 +68,14 @@ def intrinsic_dimension(
 
 @partial(jax.jit, static_argnames="num_candidates")
 def _node_probabilities_partial(
-    dictionary: Dictionary, draws: Draw, seen: ObservedRows, *, num_candidates: int
+    nodes: Nodes, draws: Draw, seen: ObservedRows, *, num_candidates: int
 ) -> Float[Array, "b F K"]:
     """Probability of each node given the observed part, averaged over the draws of each tree; 0 at non-candidates."""
 
-    def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
-        candidates = find_candidates(*inputs, seen, num_candidates)
-        probability = jax.nn.softmax(candidate_scores(*inputs, candidates), axis=2).mean(axis=0)
+    def one_tree(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> Array:
+        probability = jax.nn.softmax(candidate_scores(dictionary, draws, candidates), axis=2).mean(axis=0)
         num_rows = seen.x.shape[0]
-        empty = jnp.zeros((num_rows, inputs[0].tree.is_present.shape[-1]), seen.x.dtype)
+        empty = jnp.zeros((num_rows, dictionary.tree.num_nodes), seen.x.dtype)
         return empty.at[jnp.arange(num_rows)[:, None], candidates.node].set(probability)
 
-    return jnp.swapaxes(lax.map(one_tree, (dictionary, draws)), 0, 1)
+    return jnp.swapaxes(of_each_tree(one_tree, nodes, draws, seen, num_candidates), 0, 1)

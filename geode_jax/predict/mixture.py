@@ -21,18 +21,15 @@ from geode_jax.math.lowrank import (
     Observed,
     latent_given,
     latent_root,
-    least_squares,
     log_marginal,
-    orthonormal,
     rough_log_marginal,
 )
 from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.model.statistics import observed_statistics_at, observed_statistics_of
+from geode_jax.predict.nodes import SCREEN_RANK, Nodes, NodesInSpan, Products, SeenInSpan, is_ranked
 
-# Where rows have different masks, candidate nodes are found by this many leading directions; the rest counts as noise.
-SCREEN_RANK = 16
 # A candidate this many nats behind the best one, at the posterior mean of the parameters but the largest noise of any
 # draw, is not evaluated under the draws. This is far more than makes its weight negligible there: under single draws a
 # node of few rows may score much better than at the mean.
@@ -118,19 +115,53 @@ def _scores_and_distances(observed: Observed, parameters: _Parameters) -> tuple[
     return parameters.log_weights + marginal, -2.0 * marginal - constant
 
 
-def find_candidates(dictionary: Dictionary, draws: Draw, seen: ObservedRows, num_candidates: int) -> Candidates:
+TreeResults = TypeVar("TreeResults")
+
+
+def of_each_tree(
+    function: Callable[[Dictionary, Draw, Candidates], TreeResults],
+    nodes: Nodes,
+    draws: Draw,
+    seen: ObservedRows,
+    num_candidates: int,
+) -> TreeResults:
+    """``function(dictionary, draws, candidates)`` of every tree in turn, stacked on a first axis."""
+    is_screened = _is_screened(nodes.dictionary, seen, num_candidates)
+    in_span = SeenInSpan.of(nodes.ranking, seen) if is_screened else None
+
+    def one_tree(inputs: tuple[Dictionary, Draw, NodesInSpan | None]) -> TreeResults:
+        dictionary, tree_draws, own = inputs
+        products = None if in_span is None or own is None else partial(in_span.products, own)
+        candidates = _find_candidates(dictionary, tree_draws, seen, products, num_candidates)
+        return function(dictionary, tree_draws, candidates)
+
+    return lax.map(one_tree, (nodes.dictionary, draws, None if nodes.ranking is None else nodes.ranking.nodes))
+
+
+def _is_screened(dictionary: Dictionary, seen: ObservedRows, num_candidates: int) -> bool:
+    """Whether nodes are first ranked by a few directions: products of all of them are too many."""
+    return num_candidates < dictionary.tree.num_nodes and seen.mask.shape[0] > 1 and is_ranked(dictionary)
+
+
+def _find_candidates(
+    dictionary: Dictionary,
+    draws: Draw,
+    seen: ObservedRows,
+    products: Callable[[], Products] | None,
+    num_candidates: int,
+) -> Candidates:
     """The best nodes of one tree at the posterior mean of the parameters; `dictionary` is that of the features.
 
     Rows with different masks need a (d, d) matrix of products over the features at every node, so nodes are first
-    ranked with a few directions only.
+    ranked with a few directions only, by these `products` where they are given.
     """
-    num_nodes, parameters = dictionary.tree.num_nodes, _mean_parameters(draws, dictionary)
-    every_node = parameters.at(jnp.arange(num_nodes)[None])
-    if num_candidates < num_nodes and seen.mask.shape[0] > 1 and dictionary.max_rank >= 2 * SCREEN_RANK:
-        node = lax.top_k(_rough_scores(dictionary, parameters, seen), num_candidates)[1]
+    parameters = _mean_parameters(draws, dictionary)
+    if _is_screened(dictionary, seen, num_candidates):
+        node = lax.top_k(_rough_scores(dictionary, parameters, seen, products), num_candidates)[1]
         observed = observed_statistics_at(dictionary, seen, node)
         scores, distance = _scores_and_distances(observed, parameters.at(node))
     else:
+        every_node = parameters.at(jnp.arange(dictionary.tree.num_nodes)[None])
         observed = observed_statistics_of(dictionary, seen)
         scores, distance = _scores_and_distances(observed, every_node)
         scores, node = lax.top_k(scores, num_candidates)
@@ -143,41 +174,20 @@ def find_candidates(dictionary: Dictionary, draws: Draw, seen: ObservedRows, num
     return Candidates.of(node, observed, is_relevant)
 
 
-def _rough_scores(dictionary: Dictionary, parameters: _Parameters, seen: ObservedRows) -> Float[Array, "b K"]:
+def _rough_scores(
+    dictionary: Dictionary,
+    parameters: _Parameters,
+    seen: ObservedRows,
+    products: Callable[[], Products] | None,
+) -> Float[Array, "b K"]:
     """Log weight plus log density at every node of few directions."""
     leading = parameters.leading(SCREEN_RANK, dictionary.num_features)
-    few = eqx.tree_at(lambda it: it.bases, dictionary, dictionary.bases[..., :SCREEN_RANK])
-    if seen.whitening is not None and seen.whitening.index.shape[1] >= 2 * dictionary.max_rank:
-        products = _products_in_span(dictionary.bases[0], few, seen)
-    else:
-        products = lax.map(lambda node: seen.products(*node), (few.centres, few.bases))
+    few = dictionary.centres, dictionary.bases[..., :SCREEN_RANK]
+    found: Products = lax.map(lambda node: seen.products(*node), few) if products is None else products()
     marginal = rough_log_marginal(
-        *products, seen.mask.sum(axis=1), leading.neg_log_u[:, None], leading.log_sigma2[:, None]
+        *found, seen.mask.sum(axis=1), leading.neg_log_u[:, None], leading.log_sigma2[:, None]
     )
     return (parameters.log_weights[:, None] + marginal).T
-
-
-def _products_in_span(span: Float[Array, "D q"], few: Dictionary, seen: ObservedRows) -> tuple[Array, Array, Array]:
-    """``seen.products`` at all nodes, with centres and bases projected to the root's centre and `span`, its basis.
-
-    Whitening a vector takes as many multiplications as the square of the observed features. Here only the span is
-    whitened, and nodes have coordinates in it.
-    """
-    span = orthonormal(span)
-    along = jnp.einsum("Dq,kDr->kqr", span, few.bases, precision=HIGHEST)
-    centres = jnp.matmul(few.centres - few.centres[0], span, precision=HIGHEST)
-    gram, cross, squared = seen.products(few.centres[0], span)
-    # the row's own coordinates, and what of it is off the span
-    own = least_squares(gram, cross)
-    rest = squared - jnp.sum(own * cross, axis=-1)
-    off = own - centres[:, None]
-    pulled = jnp.einsum("bqs,kbs->kbq", gram, off, precision=HIGHEST)
-    turned = jnp.einsum("bqp,kps->bqks", gram, along, precision=HIGHEST)
-    return (
-        jnp.einsum("kqr,bqks->kbrs", along, turned, precision=HIGHEST),
-        jnp.einsum("kqr,kbq->kbr", along, pulled, precision=HIGHEST),
-        rest + jnp.sum(off * pulled, axis=-1),
-    )
 
 
 def _take_nodes(leaf: Array, node: Int[Array, "b M"]) -> Array:
@@ -299,25 +309,22 @@ def merged_mixture(
 
 
 @partial(jax.jit, static_argnames="num_candidates")
-def log_density_partial(
-    dictionary: Dictionary, draws: Draw, seen: ObservedRows, *, num_candidates: int
-) -> Float[Array, "b F"]:
+def log_density_partial(nodes: Nodes, draws: Draw, seen: ObservedRows, *, num_candidates: int) -> Float[Array, "b F"]:
     """Log marginal density under each tree of the observed features, each divided by its scale."""
-    by_draw = log_densities_partial(dictionary, draws, seen, num_candidates=num_candidates)
+    by_draw = log_densities_partial(nodes, draws, seen, num_candidates=num_candidates)
     return jax.nn.logsumexp(by_draw, axis=2) - jnp.log(by_draw.shape[2])
 
 
 @partial(jax.jit, static_argnames="num_candidates")
 def log_densities_partial(
-    dictionary: Dictionary, draws: Draw, seen: ObservedRows, *, num_candidates: int
+    nodes: Nodes, draws: Draw, seen: ObservedRows, *, num_candidates: int
 ) -> Float[Array, "b F T"]:
     """Log marginal density under every draw of every tree of the observed features, each divided by its scale."""
 
-    def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
-        candidates = find_candidates(*inputs, seen, num_candidates)
-        return jax.nn.logsumexp(candidate_scores(*inputs, candidates), axis=2)
+    def one_tree(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> Array:
+        return jax.nn.logsumexp(candidate_scores(dictionary, draws, candidates), axis=2)
 
-    by_draw = jnp.moveaxis(lax.map(one_tree, (dictionary, draws)), 2, 0)
+    by_draw = jnp.moveaxis(of_each_tree(one_tree, nodes, draws, seen, num_candidates), 2, 0)
     return by_draw if seen.whitening is None else by_draw - 0.5 * seen.whitening.log_det[:, None, None]
 
 
@@ -327,5 +334,6 @@ def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, n
     screened = SCREEN_RANK if rank >= 2 * SCREEN_RANK and num_candidates < nodes else rank
     numbers = nodes * (3 * screened * (screened + 4) + 4 * rank) + num_candidates * (6 * rank * rank + num_draws)
     numbers += min(num_draws, DRAWS_AT_ONCE) * rank * (rank + 4)  # a quarter of a pair at once
-    numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank)
+    if num_seen:
+        numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank) + nodes * screened * rank
     return dictionary.centres.dtype.itemsize * (numbers + features * (rank + 4 + 4 * num_candidates))

@@ -1,5 +1,6 @@
 """What all predictions share: checks of arguments, units, moving draws to the device, memory per row."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,12 @@ from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, ArrayLike
 from geode_jax.math.streaming import map_row_blocks
-from geode_jax.math.whitening import observe_rows
-from geode_jax.model.dictionary import Dictionary, coloured
+from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.mixture import bytes_per_row, log_density_partial
+from geode_jax.predict.nodes import Nodes
 from geode_jax.rows.frame import to_model
 
 # Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density, or of its
@@ -29,6 +30,9 @@ CONDITIONAL_DRAWS = 8
 CANDIDATES = 6
 # Rows that miss the same features are processed together if there are at least this many of them.
 COMMON_PATTERN = 32
+# Up to here it costs more to compile a program for another number of missing features than to compute observed ones.
+FEW_FEATURES = 32
+MANY_FEATURES = 256
 
 
 def check_rows(posterior: Posterior, X: ArrayLike) -> tuple[Posterior, np.ndarray]:
@@ -60,20 +64,45 @@ def features_and_mask(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarra
     return x, (~missing).astype(posterior.dtype)
 
 
-def of_features(posterior: Posterior) -> Dictionary:
-    """The dictionary in coordinates of the features divided by their scales, which partial rows need."""
-    return coloured(posterior.dictionary, _root(posterior.noise_root, posterior.dtype))
+def of_features(posterior: Posterior) -> Nodes:
+    """The nodes in coordinates of the features divided by their scales, which partial rows need.
+
+    Kept as long as the posterior is: to make them can take longer than to fill in a few rows.
+    """
+    bases, root = posterior.dictionary.bases, posterior.noise_root
+    if root is None:
+        return Nodes(posterior.dictionary, None)
+    key = id(bases), id(root)
+    found = _of_features.get(key)
+    if found is None:
+        found = _of_features[key] = Nodes.of(posterior.dictionary, jnp.asarray(root, posterior.dtype))
+        for part in (bases, root):
+            weakref.finalize(part, _of_features.pop, key, None)
+    return found
 
 
-def _root(root: np.ndarray | None, dtype: np.dtype) -> Array | None:
-    return None if root is None else jnp.asarray(root, dtype)
+_of_features: dict[tuple[int, int], Nodes] = {}
 
 
 def num_seen(is_observed: np.ndarray) -> int:
-    """Array length for the observed features of a row, rounded up to eighths of D so that few programs are compiled."""
+    """Array length for the observed features of a row, rounded up to a few sizes so that few programs are compiled.
+
+    These are eighths of D; of many features sixteenths, as the work grows with the square of the size.
+    """
     num_features = is_observed.shape[1]
-    step = -(-num_features // 8)
+    step = -(-num_features // (8 if num_features < MANY_FEATURES else 16))
     return min(num_features, -(-max(1, int(is_observed.sum(axis=1).max())) // step) * step)
+
+
+def num_wanted(is_observed: np.ndarray, features: np.ndarray | None) -> int:
+    """Array length for the missing features of a row that are to be filled in, `features` (None: all) or fewer.
+
+    As :func:`num_seen`; rows of few features all count as one program's.
+    """
+    is_wanted = ~is_observed.astype(bool)
+    if features is not None:
+        is_wanted = is_wanted[:, features]
+    return is_wanted.shape[1] if is_wanted.shape[1] < FEW_FEATURES else num_seen(is_wanted)
 
 
 def map_partial_rows(
@@ -89,10 +118,11 @@ def map_partial_rows(
     A pattern that many rows share, as in regression, gets separate blocks with a single mask, (1, D), so that work that
     depends only on the pattern is done once per block. `root`: root of the noise covariance; None if it is isotropic.
     """
-    places, noise_root = num_seen(is_observed), _root(root, x.dtype)
+    places = num_seen(is_observed)
+    noise = None if root is None else SharedNoise.of(jnp.asarray(root, x.dtype))
 
     def on_rows(rows: Array, mask: Array, *others: Array) -> Any:
-        return function(observe_rows(rows, mask, noise_root, num_seen=places), *others)
+        return function(observe_rows(rows, mask, noise, num_seen=places), *others)
 
     packed = np.packbits(is_observed.astype(bool), axis=1)
     _, pattern, count = np.unique(packed, axis=0, return_inverse=True, return_counts=True)
@@ -144,9 +174,9 @@ def map_rows(
     return np.concatenate(parts, dtype=np.float64)[np.argsort(np.concatenate(index))]
 
 
-def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int) -> int:
+def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int, is_observed: np.ndarray) -> int:
     """Upper estimate of the bytes a partial row takes in a block."""
-    most_seen = 0 if posterior.noise_root is None else posterior.num_features
+    most_seen = 0 if posterior.noise_root is None else num_seen(is_observed)
     return bytes_per_row(posterior.dictionary, num_candidates, draws.log_joint.shape[1], most_seen)
 
 
@@ -154,13 +184,13 @@ def partial_log_density_by_tree(
     posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray, num_candidates: int
 ) -> np.ndarray:
     """Log density under each tree, (n, F), of the observed features, each divided by its scale."""
-    dictionary = of_features(posterior)
+    nodes = of_features(posterior)
     by_tree = map_partial_rows(
-        lambda seen: log_density_partial(dictionary, draws, seen, num_candidates=num_candidates),
+        lambda seen: log_density_partial(nodes, draws, seen, num_candidates=num_candidates),
         x,
         is_observed,
         root=posterior.noise_root,
-        bytes_per_row=partial_row_bytes(posterior, draws, num_candidates),
+        bytes_per_row=partial_row_bytes(posterior, draws, num_candidates, is_observed),
     )
     return without_empty(by_tree, is_observed)
 

@@ -1,0 +1,96 @@
+"""The nodes of a forest over the features, and how rows with missing features rank them.
+
+Where rows have different masks, the products of a node's directions over the features differ from row to row. So nodes
+with many directions are first ranked by the leading ones; the rest counts as noise. With a noise covariance a row must
+be whitened too, which takes as many multiplications for every vector as the square of the observed features. It is done
+for one span, and nodes are ranked by their coordinates there.
+"""
+
+from typing import TypeAlias
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from geode_jax._typing import Array, Float
+from geode_jax.math.lowrank import HIGHEST, least_squares, orthonormal
+from geode_jax.math.whitening import ObservedRows
+from geode_jax.model.dictionary import Dictionary, coloured
+
+SCREEN_RANK = 16  # leading directions by which nodes are ranked
+# What ObservedRows.products gives, at every node.
+Products: TypeAlias = tuple[Array, Array, Array]
+
+
+class NodesInSpan(eqx.Module):
+    """Coordinates in a span of the nodes' centres and of their leading directions."""
+
+    centres: Float[Array, "*F K q"]
+    bases: Float[Array, "*F K q r"]
+
+
+class Ranking(eqx.Module):
+    """What rows with a noise covariance rank nodes by: coordinates in the span of the first tree's root.
+
+    The roots of all trees have learned from all rows.
+    """
+
+    centre: Float[Array, "D"]
+    span: Float[Array, "D q"]
+    nodes: NodesInSpan
+
+    @classmethod
+    def of(cls, forest: Dictionary) -> "Ranking":
+        """That of a forest."""
+        span, centre = orthonormal(forest.bases[0, 0]), forest.centres[0, 0]
+        centres = jnp.matmul(forest.centres - centre, span, precision=HIGHEST)
+        bases = jnp.einsum("Dq,fkDr->fkqr", span, forest.bases[..., :SCREEN_RANK], precision=HIGHEST)
+        return cls(centre, span, NodesInSpan(centres, bases))
+
+
+class Nodes(eqx.Module):
+    """The nodes of a forest over the features. `ranking` is None where rows rank them by their own products."""
+
+    dictionary: Dictionary
+    ranking: Ranking | None
+
+    @classmethod
+    @eqx.filter_jit
+    def of(cls, dictionary: Dictionary, root: Float[Array, "D D"] | None) -> "Nodes":
+        """The nodes of a dictionary in model coordinates; `root`: of the noise covariance, None if it is isotropic."""
+        if root is None:
+            return cls(dictionary, None)
+        forest = coloured(dictionary, root)
+        return cls(forest, Ranking.of(forest) if is_ranked(forest) else None)
+
+
+def is_ranked(dictionary: Dictionary) -> bool:
+    """Whether nodes have so many directions that it pays to rank them by the leading ones first."""
+    return dictionary.max_rank >= 2 * SCREEN_RANK
+
+
+class SeenInSpan(eqx.Module):
+    """Whitened products of rows with a span: its Gram matrix, the rows' coordinates, and what is off it, squared."""
+
+    gram: Float[Array, "#b q q"]
+    own: Float[Array, "b q"]
+    rest: Float[Array, "b"]
+
+    @classmethod
+    def of(cls, ranking: Ranking | None, seen: ObservedRows) -> "SeenInSpan | None":
+        """The products of these rows; None where they rank nodes by their own products, as if they show little."""
+        if ranking is None or seen.whitening is None or seen.whitening.index.shape[1] < 2 * ranking.span.shape[1]:
+            return None
+        gram, cross, squared = seen.products(ranking.centre, ranking.span)
+        own = least_squares(gram, cross)
+        return cls(gram, own, squared - jnp.sum(own * cross, axis=-1))
+
+    def products(self, nodes: NodesInSpan) -> Products:
+        """``seen.products`` at the nodes of one tree, with their centres and bases projected to the span."""
+        off = self.own - nodes.centres[:, None]
+        pulled = jnp.einsum("bqs,kbs->kbq", self.gram, off, precision=HIGHEST)
+        turned = jnp.einsum("bqp,kps->bqks", self.gram, nodes.bases, precision=HIGHEST)
+        return (
+            jnp.einsum("kqr,bqks->kbrs", nodes.bases, turned, precision=HIGHEST),
+            jnp.einsum("kqr,kbq->kbr", nodes.bases, pulled, precision=HIGHEST),
+            self.rest + jnp.sum(off * pulled, axis=-1),
+        )
