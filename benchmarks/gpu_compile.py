@@ -36,6 +36,7 @@ from geode_jax.gibbs import run
 from geode_jax.model.draw import Draw
 from geode_jax.partition.metis import Partition
 from geode_jax.predict.conditional_moments import conditional_summary
+from geode_jax.predict.nodes import Nodes
 from geode_jax.predict.rows import CANDIDATES, num_seen, num_wanted, observe_rows
 from geode_jax.settings import DictionarySettings, Prior, RankAdaptation, SamplerSettings
 
@@ -113,11 +114,11 @@ def filling(num_rows: int, num_features: int, max_rank: int) -> Program:
     rows = jax.ShapeDtypeStruct(mask.shape, np.float32)
     seen = jax.eval_shape(lambda x, shown: observe_rows(x, shown, None, num_seen=places), rows, rows)
 
-    def summary(dictionary: Any, draws: Any, seen: Any) -> Any:
+    def summary(nodes: Any, draws: Any, seen: Any) -> Any:
         options = {"num_candidates": CANDIDATES, "levels": (0.025, 0.975), "num_wanted": most_missing}
-        return conditional_summary(dictionary, draws, seen, None, **options)
+        return conditional_summary(nodes, draws, seen, None, **options)
 
-    return Program(summary, (forest.dictionary, draws, seen), 0, 0)
+    return Program(summary, (Nodes(forest.dictionary, None), draws, seen), 0, 0)
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {

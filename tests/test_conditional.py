@@ -1,5 +1,8 @@
 """The conditional distribution object: its parts agree with each other and with the densities."""
 
+import dataclasses
+import gc
+
 import equinox as eqx
 import jax
 import numpy as np
@@ -8,6 +11,7 @@ from conftest import ANY_NOISE_SLOW
 
 import geode_jax
 from geode_jax.predict import conditional as conditional_module
+from geode_jax.predict import rows as rows_module
 
 SEEN = np.array([True, False, True, True, False, True])
 OPTIONS = {"num_draws": 200, "num_candidates": 31}
@@ -190,3 +194,37 @@ def test_rows_of_one_pattern_share_its_algebra(posterior, data, monkeypatch):
     draws = geode_jax.impute_draws(jax.random.key(0), posterior, hidden, 2)
     np.testing.assert_array_equal(np.isnan(draws).sum(), 0)
     np.testing.assert_array_equal(draws[:, ~np.isnan(hidden)], np.stack([hidden[~np.isnan(hidden)]] * 2))
+
+
+@ANY_NOISE_SLOW
+def test_rows_are_filled_in_at_their_missing_features_only(posterior, data, monkeypatch):
+    """Places for as many features as any row misses: the same numbers as with places for all."""
+    hidden = data[:4].copy()
+    hidden[[0, 1, 3], [2, 1, 5]] = np.nan
+    hidden[2, :3] = np.nan
+
+    def found():
+        conditional = geode_jax.condition(posterior, hidden)
+        return *conditional.mean_and_interval(0.9), conditional.marginal([5, 1]).sample(jax.random.key(0), 2)
+
+    every = found()
+    monkeypatch.setattr(rows_module, "FEW_FEATURES", 0)
+    assert rows_module.num_wanted(~np.isnan(hidden), None) == 3
+    assert rows_module.num_wanted(~np.isnan(hidden), np.array([5, 1])) == 1
+    tolerance = 1e-4 if posterior.dtype == np.float32 else 1e-10
+    for ours, theirs in zip(found(), every, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("posterior", ["shaped"], indirect=True)
+def test_the_nodes_over_the_features_are_kept_as_long_as_the_posterior(posterior):
+    before = len(rows_module._of_features)
+    own = eqx.tree_at(lambda it: it.dictionary.bases, posterior, posterior.dictionary.bases + 0.0)
+    nodes = rows_module.of_features(own)
+    assert rows_module.of_features(own) is nodes
+    other = dataclasses.replace(own, noise_root=np.eye(6))
+    np.testing.assert_allclose(rows_module.of_features(other).dictionary.bases, own.dictionary.bases, atol=1e-6)
+    assert len(rows_module._of_features) == before + 2
+    del own, other, nodes
+    gc.collect()
+    assert len(rows_module._of_features) == before

@@ -14,6 +14,7 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.math.lowrank import latent_given, log_marginal, posterior_system, rough_log_marginal
 from geode_jax.math.streaming import block_size, map_row_blocks
 from geode_jax.math.whitening import SharedNoise, observe_rows
+from geode_jax.model import statistics
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.statistics import observed_statistics_of
 from geode_jax.model.tree import Tree
@@ -386,6 +387,15 @@ def test_factors_exist_for_variances_beyond_the_precision(dtype):
                 gram, basis[:, 0], jnp.ones(50, dtype), jnp.ones(50, dtype), neg_log_u, neg_log_u[:, 0]
             )
             assert jnp.isfinite(rough).all()
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 16])
+def test_nodes_are_worked_on_some_at_a_time(size, monkeypatch):
+    monkeypatch.setattr(statistics, "NODES_AT_ONCE", size)
+    centres, bases = jnp.arange(14.0).reshape(7, 2), jnp.arange(42.0).reshape(7, 2, 3)
+    found = statistics.map_nodes(lambda centre, basis: (centre @ basis, centre.sum()), centres, bases)
+    np.testing.assert_array_equal(found[0], np.einsum("kD,kDd->kd", centres, bases))
+    np.testing.assert_array_equal(found[1], np.sum(centres, axis=1))
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

@@ -194,14 +194,11 @@ def latent_from(
     amplitude: Float[Array, "*#batch d"], factor: Float[Array, "*#batch d d"], cross: Float[Array, "*#batch d"]
 ) -> Latent:
     """:func:`latent_given` for a system that is already factored."""
-    log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
-    return Latent(amplitude * solve_factored(factor, amplitude * cross), log_det)
+    return Latent(amplitude * solve_factored(factor, amplitude * cross), _log_det(factor))
 
 
-def latent_root(
-    observed: Observed, neg_log_u: Float[Array, "*#batch d"]
-) -> tuple[Float[Array, "*#batch d"], Float[Array, "*#batch d d"]]:
-    """Mean eta* and a root H of the covariance, ``V = H'H``, of the coordinates given the observed part.
+def latent_root(observed: Observed, neg_log_u: Float[Array, "*#batch d"]) -> tuple[Latent, Float[Array, "*#batch d d"]]:
+    """:func:`latent_given` and a root H of the coordinates' covariance given the observed part, ``V = H'H``.
 
     H = L^{-1} diag(a) with L L' = M, and eta* = H' L^{-1} a C: one triangular solve gives both.
     """
@@ -210,7 +207,12 @@ def latent_root(
     right = jnp.concatenate([diagonal, (amplitude * observed.cross)[..., :, None]], axis=-1)
     solved = lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
     root = solved[..., :-1]
-    return jnp.einsum("...ki,...k->...i", root, solved[..., -1], precision=HIGHEST), root
+    mean = jnp.einsum("...ki,...k->...i", root, solved[..., -1], precision=HIGHEST)
+    return Latent(mean, _log_det(factor)), root
+
+
+def _log_det(factor: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch"]:
+    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
 
 
 def log_marginal(

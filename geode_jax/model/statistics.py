@@ -5,6 +5,9 @@
 E is the norm of the residual itself, not a difference of norms, so that float32 loses no digits (notebooks/model.md).
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,10 @@ from geode_jax.model.dictionary import Dictionary
 
 # Rows can be sharded over any number of devices that divides this number.
 ROW_BLOCKS = 16
+# Nodes at which partial rows are reduced at once: few launches on a GPU, and little memory.
+NODES_AT_ONCE = 16
+
+NodeResults = TypeVar("NodeResults")
 
 
 class Statistics(eqx.Module):
@@ -96,8 +103,20 @@ def project_all(
 
 def observed_statistics_of(dictionary: Dictionary, seen: ObservedRows) -> Observed:
     """Statistics of partial rows at every node, batch axes (b, K); the rows may share one mask."""
-    by_node = lax.map(lambda node: seen.statistics(*node), (dictionary.centres, dictionary.bases))
+    by_node = map_nodes(seen.statistics, dictionary.centres, dictionary.bases)
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
+
+
+def map_nodes(
+    function: Callable[[Array, Array], NodeResults], centres: Float[Array, "K D"], bases: Float[Array, "K D d"]
+) -> NodeResults:
+    """``function(centre, basis)`` of every node, stacked on a first axis; some nodes at a time."""
+    num_nodes = centres.shape[0]
+    size = min(NODES_AT_ONCE, num_nodes)
+    number = -(-num_nodes // size)
+    index = jnp.minimum(jnp.arange(number * size), num_nodes - 1).reshape(number, size)
+    found = lax.map(lambda some: jax.vmap(function)(centres[some], bases[some]), index)
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:num_nodes], found)
 
 
 def observed_statistics_at(dictionary: Dictionary, seen: ObservedRows, node: Int[Array, "b M"]) -> Observed:

@@ -32,7 +32,6 @@ from geode_jax.model.draw import Draw
 from geode_jax.predict.mixture import (
     Candidates,
     Mixture,
-    candidate_scores,
     map_relevant,
     merged_mixture,
     of_each_tree,
@@ -189,8 +188,7 @@ def conditional_summary(
     wanted = _Wanted.of(seen, features, num_wanted)
 
     def one_tree(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> tuple[Array, ...]:
-        scores = candidate_scores(dictionary, draws, candidates)
-        candidates, mixture = merged_mixture(dictionary, draws, candidates, scores)
+        candidates, mixture, _ = merged_mixture(dictionary, draws, candidates)
         mean, variance = _components(dictionary, candidates, mixture, seen, wanted, levels is not None)
         return mixture.weight.T[..., None], mean, variance
 
@@ -233,8 +231,7 @@ def conditional_draws(
     def one_tree(
         dictionary: Dictionary, draws: Draw, candidates: Candidates
     ) -> tuple[Array, Observed, Array, Array, Array]:
-        scores = candidate_scores(dictionary, draws, candidates)
-        relevant, mixture = merged_mixture(dictionary, draws, candidates, scores)
+        relevant, mixture, scores = merged_mixture(dictionary, draws, candidates)
         components = _components(dictionary, relevant, mixture, seen, wanted, True)
         moments = _moments(mixture.weight.T[..., None], *components)
         return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
@@ -252,10 +249,10 @@ def conditional_draws(
         draw, slot = pair // table.shape[1], pair % table.shape[1]
         where = node[tree, index, slot]
         at_node = jax.tree.map(lambda leaf: leaf[tree, index, slot], observed)
-        mean, root = latent_root(at_node, draws.neg_log_u[tree, draw, where])
+        latent, root = latent_root(at_node, draws.neg_log_u[tree, draw, where])
         sigma = jnp.exp(0.5 * draws.log_sigma2[tree, draw, scale[where]])
-        normal = jax.random.normal(key_eta, mean.shape, dtype)
-        eta = mean + sigma * jnp.matmul(normal, root, precision=HIGHEST)
+        normal = jax.random.normal(key_eta, latent.mean.shape, dtype)
+        eta = latent.mean + sigma * jnp.matmul(normal, root, precision=HIGHEST)
         noise = sigma * jax.random.normal(key_eps, (num_features,), dtype)
         own = wanted.of_rows(index[None])
         missing = own.index[0]
