@@ -12,7 +12,7 @@ from scipy import linalg, special, stats
 import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.math.lowrank import latent_given, log_marginal, posterior_system, rough_log_marginal
-from geode_jax.math.streaming import block_size, map_row_blocks
+from geode_jax.math.streaming import ELSEWHERE, ON_CPU, block_size, map_row_blocks
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model import statistics
 from geode_jax.model.dictionary import Dictionary
@@ -345,11 +345,10 @@ def test_rows_with_few_observed_entries(posterior, rows):
 
 
 def test_blocks_are_bounded_and_complete():
-    assert block_size(1) == 64
-    assert block_size(2**20) == 16
-    assert block_size(2**22) == 8
-    assert block_size(2**26) == 4
-    assert block_size(2**40) == 1
+    for size, rows in ((1, 64), (2**20, 16), (2**22, 8), (2**26, 4), (2**40, 1)):
+        assert block_size(size, ON_CPU) == rows
+    for size, rows in ((1, 512), (2**22, 256), (2**40, 1)):
+        assert block_size(size, ELSEWHERE) == rows
     seen = []
 
     def double(block):

@@ -1,25 +1,44 @@
 """Rows in fixed-size blocks: bounded memory, one compiled shape, results that do not depend on the other rows."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-MEMORY_BUDGET = 256 * 2**20
+
+class Limits(NamedTuple):
+    """Sizes of a block: at most so many rows, and as many as fit in `memory` bytes, but at least `enough`.
+
+    Where these do not fit in `most_memory`, fewer.
+    """
+
+    rows: int
+    memory: int
+    enough: int
+    most_memory: int
+
+
 # A single row is padded to a whole block too, so blocks must be small. Where each row takes much memory, a few keep all
-# cores busy, and what they need stays in the caches.
-LARGEST_BLOCK, ENOUGH_ROWS, ENOUGH_MEMORY = 64, 8, 16 * 2**20
+# cores of a CPU busy, and what they need stays in the caches.
+ON_CPU = Limits(rows=64, memory=16 * 2**20, enough=8, most_memory=256 * 2**20)
+# A GPU launches as many kernels for a block of few rows as for one of many.
+ELSEWHERE = Limits(rows=512, memory=2**30, enough=1, most_memory=2**30)
 
 
-def block_size(bytes_per_row: int) -> int:
-    """Rows of a block, a power of two: at most 64, as many as fit in 16 MiB but at least 8, if these fit in 256 MiB."""
+def block_size(bytes_per_row: int, limits: Limits) -> int:
+    """Rows of a block, a power of two."""
 
     def fitting(budget: int) -> int:
         return 2 ** int(np.log2(max(1.0, budget / max(bytes_per_row, 1))))
 
-    return min(LARGEST_BLOCK, max(ENOUGH_ROWS, fitting(ENOUGH_MEMORY)), fitting(MEMORY_BUDGET))
+    return min(limits.rows, max(limits.enough, fitting(limits.memory)), fitting(limits.most_memory))
+
+
+def _limits() -> Limits:
+    """Those of the device that arrays go to."""
+    return ON_CPU if next(iter(jnp.zeros(()).devices())).platform == "cpu" else ELSEWHERE
 
 
 def map_row_blocks(
@@ -34,7 +53,7 @@ def map_row_blocks(
     shape and a row's result is bitwise the same whatever the other rows are.
     """
     n = rows.shape[0]
-    size = block_size(bytes_per_row)
+    size = block_size(bytes_per_row, _limits())
     results = []
     for start in range(0, n, size):
         index = np.minimum(np.arange(start, start + size), n - 1)

@@ -46,8 +46,8 @@ class Conditional:
     The noise variance of a scale that holds no row in a draw comes from its prior alone, which has no mean. Standard
     deviations and quantiles therefore cap it at the data's variance; draws and densities do not.
 
-    Rows are processed in blocks of 8 to 64 that fit in 256 MiB of device memory (a single row may need more), so that
-    only the results grow with the number of rows.
+    Rows are processed in blocks, so that only the results grow with the number of rows: on a CPU at most 64 rows that
+    fit in 256 MiB of memory, elsewhere at most 512 that fit in 1 GiB (a single row may need more).
     """
 
     posterior: Posterior
