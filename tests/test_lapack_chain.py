@@ -78,7 +78,9 @@ def arguments(posterior, request, monkeypatch):
         x, identity = jnp.zeros((4, 6), posterior.dtype), jnp.eye(6, dtype=posterior.dtype)
         noise = None if request.param == "isotropic" else SharedNoise.of(identity)
         seen = observe_rows(x, jnp.ones_like(x), noise, num_seen=6)
-        found = nodes.Nodes.of(posterior.dictionary, None if noise is None else identity)
+        found = nodes.Nodes(posterior.dictionary, None)
+        if noise is not None:
+            found = nodes.Nodes.of(posterior.dictionary, identity)
         assert (found.ranking is not None) == (request.param == "ranked")
         yield found, jax.tree.map(jnp.asarray, posterior.thin(4)), seen
     if request.param == "ranked":

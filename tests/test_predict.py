@@ -18,7 +18,9 @@ from geode_jax.model import statistics
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.statistics import observed_statistics_of
 from geode_jax.model.tree import Tree
-from geode_jax.predict.conditional_moments import _pool
+from geode_jax.predict import mixture
+from geode_jax.predict import nodes as nodes_module
+from geode_jax.predict.conditional_moments import _pool, conditional_summary
 from geode_jax.predict.nodes import SCREEN_RANK, Ranking, SeenInSpan
 from geode_jax.predict.rows import CANDIDATES
 
@@ -392,9 +394,42 @@ def test_factors_exist_for_variances_beyond_the_precision(dtype):
 def test_nodes_are_worked_on_some_at_a_time(size, monkeypatch):
     monkeypatch.setattr(statistics, "NODES_AT_ONCE", size)
     centres, bases = jnp.arange(14.0).reshape(7, 2), jnp.arange(42.0).reshape(7, 2, 3)
-    found = statistics.map_nodes(lambda centre, basis: (centre @ basis, centre.sum()), centres, bases)
+    found = statistics.map_nodes(lambda centre, basis: (centre @ basis, centre.sum()), centres, bases, 5)
     np.testing.assert_array_equal(found[0], np.einsum("kD,kDd->kd", centres, bases))
     np.testing.assert_array_equal(found[1], np.sum(centres, axis=1))
+
+
+@pytest.mark.parametrize("posterior", ["shaped"], indirect=True)
+def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch):
+    """In the span of the first tree's root: all but one of the nodes say what all of them say.
+
+    Of a few rows the best node is the last by the one direction that ranks it.
+    """
+    for module in (mixture, nodes_module):
+        monkeypatch.setattr(module, "SCREEN_RANK", 1)
+    jax.clear_caches()
+    draws = jax.tree.map(jnp.asarray, posterior.thin(6))
+    nodes = nodes_module.Nodes.of(posterior.dictionary, jnp.asarray(posterior.noise_root, jnp.float32))
+    mask = np.ones((12, 6), np.float32)
+    mask[np.arange(12), np.arange(12) % 6] = 0.0
+    x = jnp.asarray((data[:12] - posterior.shift) / posterior.scale, jnp.float32)
+    noise = SharedNoise.of(jnp.asarray(posterior.noise_root, jnp.float32))
+    seen = observe_rows(x, jnp.asarray(mask), noise, num_seen=6)
+    assert nodes.ranking is not None
+    assert SeenInSpan.of(nodes.ranking, seen) is not None
+    options = {"levels": (), "num_wanted": 1}
+    every, most = (
+        (
+            mixture.log_density_partial(nodes, draws, seen, num_candidates=number),
+            conditional_summary(nodes, draws, seen, None, num_candidates=number, **options)[0],
+        )
+        for number in (7, 6)
+    )
+    jax.clear_caches()
+    spread = np.abs(every[0] - every[0].mean()).max()
+    assert spread > 1.0
+    assert np.isclose(most[0], every[0], atol=0.02 * spread).mean() > 0.9
+    assert np.isclose(most[1], every[1], atol=0.02).mean() > 0.9
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

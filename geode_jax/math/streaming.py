@@ -1,4 +1,4 @@
-"""Rows in fixed-size blocks: bounded memory, one compiled shape, results that do not depend on the other rows."""
+"""Rows in fixed-size blocks: bounded memory, one compiled shape, results that do not depend on a block's other rows."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

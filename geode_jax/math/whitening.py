@@ -33,7 +33,7 @@ class SharedNoise(eqx.Module):
 class NoiseGivenSeen(NamedTuple):
     """The noise of some features given that of the observed ones: Gaussian of mean ``map' noise_O``.
 
-    `map` has zero rows beyond a mask's observed features.
+    `map` has zero rows beyond a mask's observed features. `variance` is in units of sigma2.
     """
 
     map: Float[Array, "#b P U"]
@@ -95,7 +95,7 @@ class ObservedRows(eqx.Module):
     def statistics_at(
         self, centres: Float[Array, "K D"], bases: Float[Array, "K D d"], node: Int[Array, "b"]
     ) -> Observed:
-        """Statistics of every row at a component of its own; only the observed part of its basis is taken."""
+        """Statistics of every row at a component of its own."""
         if self.whitening is None:
 
             def of_row(row: Array, centre: Array, basis: Array) -> Observed:

@@ -20,8 +20,8 @@ from geode_jax.model.dictionary import Dictionary
 
 # Rows can be sharded over any number of devices that divides this number.
 ROW_BLOCKS = 16
-# Nodes at which partial rows are reduced at once: few launches on a GPU, and little memory.
-NODES_AT_ONCE = 16
+# Nodes at which partial rows are reduced at once, for few launches on a GPU; fewer if that would hold more numbers.
+NODES_AT_ONCE, NUMBERS_AT_ONCE = 16, 2**24
 
 NodeResults = TypeVar("NodeResults")
 
@@ -103,16 +103,23 @@ def project_all(
 
 def observed_statistics_of(dictionary: Dictionary, seen: ObservedRows) -> Observed:
     """Statistics of partial rows at every node, batch axes (b, K); the rows may share one mask."""
-    by_node = map_nodes(seen.statistics, dictionary.centres, dictionary.bases)
+    by_node = map_nodes(seen.statistics, dictionary.centres, dictionary.bases, seen.mask.shape[0])
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
 
 
 def map_nodes(
-    function: Callable[[Array, Array], NodeResults], centres: Float[Array, "K D"], bases: Float[Array, "K D d"]
+    function: Callable[[Array, Array], NodeResults],
+    centres: Float[Array, "K D"],
+    bases: Float[Array, "K D d"],
+    num_masks: int,
 ) -> NodeResults:
-    """``function(centre, basis)`` of every node, stacked on a first axis; some nodes at a time."""
-    num_nodes = centres.shape[0]
-    size = min(NODES_AT_ONCE, num_nodes)
+    """``function(centre, basis)`` of every node, stacked on a first axis; some nodes at a time.
+
+    The function is taken to hold `num_masks` copies of the basis, or the products of its columns, for every node.
+    """
+    num_nodes, num_features, rank = bases.shape
+    fitting = NUMBERS_AT_ONCE // (num_features * rank * max(num_masks, rank))
+    size = min(NODES_AT_ONCE, num_nodes, max(1, fitting))
     number = -(-num_nodes // size)
     index = jnp.minimum(jnp.arange(number * size), num_nodes - 1).reshape(number, size)
     found = lax.map(lambda some: jax.vmap(function)(centres[some], bases[some]), index)

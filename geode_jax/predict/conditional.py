@@ -126,6 +126,7 @@ class Conditional:
             draws = thinned(posterior, self.num_draws)
             x, is_observed = features_and_mask(posterior, self.rows[rows])
             features, nodes = self._index(), of_features(posterior)
+            most_missing = num_wanted(is_observed, self.features)
             return map_partial_rows(
                 lambda seen, number: conditional_draws(
                     jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, number),
@@ -134,7 +135,7 @@ class Conditional:
                     features,
                     num_candidates=self.num_candidates,
                     num_samples=num_samples,
-                    num_wanted=num_wanted(is_observed, self.features),
+                    num_wanted=most_missing,
                 ),
                 x,
                 is_observed,
@@ -226,6 +227,7 @@ class Conditional:
     ) -> tuple[np.ndarray, ...]:
         draws = thinned(self.posterior, self.num_draws)
         features, nodes = self._index(), of_features(self.posterior)
+        most_missing = num_wanted(is_observed, self.features)
         return map_partial_rows(
             lambda seen: conditional_summary(
                 nodes,
@@ -234,7 +236,7 @@ class Conditional:
                 features,
                 num_candidates=self.num_candidates,
                 levels=levels,
-                num_wanted=num_wanted(is_observed, self.features),
+                num_wanted=most_missing,
             ),
             x,
             is_observed,

@@ -16,6 +16,7 @@ overconfident do not narrow the intervals of the others. s is a concave function
 wider rather than narrower.
 """
 
+import math
 from functools import partial
 
 import equinox as eqx
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import ndtr, ndtri
 
-from geode_jax._typing import Array, Bool, Float, Int, KeyArray
+from geode_jax._typing import Array, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
 from geode_jax.math.whitening import NoiseGivenSeen, ObservedRows
 from geode_jax.model.dictionary import Dictionary
@@ -38,14 +39,19 @@ from geode_jax.predict.mixture import (
 )
 from geode_jax.predict.nodes import Nodes
 
+DRAWS_AT_ONCE = 32
+
 
 class _Wanted(eqx.Module):
-    """The missing features to fill in, by `index`: D where a row has fewer; one list for all rows, or one per row.
+    """The missing features to fill in, by `index`; one list for all rows, or one per row.
+
+    `is_there` is 1 at these; where a row has fewer, it is 0 and the index any other.
 
     `noise`: theirs given that of the observed features; None where the noise of different features is independent.
     """
 
     index: Int[Array, "#b U"]
+    is_there: Float[Array, "#b U"]
     noise: NoiseGivenSeen | None
 
     @classmethod
@@ -54,26 +60,23 @@ class _Wanted(eqx.Module):
         is_wanted = 1.0 - seen.mask
         if features is not None:
             is_wanted *= jnp.zeros_like(is_wanted).at[:, features].set(1.0)
-        found, index = lax.top_k(is_wanted, num_wanted)
-        index = jnp.where(found > 0.0, index, is_wanted.shape[1])
-        return cls(index, None if seen.whitening is None else seen.whitening.noise_at(index))
+        is_there, index = lax.top_k(is_wanted, num_wanted)
+        return cls(index, is_there, None if seen.whitening is None else seen.whitening.noise_at(index))
 
     def of_rows(self, rows: Int[Array, "p"]) -> "_Wanted":
         """Those of some rows, in this order."""
         return jax.tree.map(lambda leaf: leaf[rows % leaf.shape[0]], self)
 
-    def is_there(self, num_features: int) -> Bool[Array, "#b U"]:
-        """Places that hold a feature."""
-        return self.index < num_features
-
     def placed(self, values: Float[Array, "b *more U"], features: Array | None, num_features: int) -> Array:
         """The values at their features (of the `features`, None: of all), with zeros elsewhere, (b, ..., D')."""
 
-        def of_row(own: Array, index: Array) -> Array:
-            whole = jnp.zeros((*own.shape[:-1], num_features), own.dtype).at[..., index].set(own, mode="drop")
+        def of_row(own: Array, index: Array, is_there: Array) -> Array:
+            kept = jnp.where(is_there > 0.0, own, 0.0)
+            whole = jnp.zeros((*own.shape[:-1], num_features), own.dtype).at[..., index].set(kept)
             return whole if features is None else whole[..., features]
 
-        return jax.vmap(of_row)(values, jnp.broadcast_to(self.index, (values.shape[0], self.index.shape[1])))
+        shape = values.shape[0], self.index.shape[1]
+        return jax.vmap(of_row)(values, *(jnp.broadcast_to(one, shape) for one in (self.index, self.is_there)))
 
 
 def _components(
@@ -108,7 +111,8 @@ def _components(
         if not with_variance:
             return mean, variance
         spread = jnp.einsum("pUd,pde->pUe", basis, at.covariance, precision=HIGHEST)
-        return mean, variance + jnp.maximum(jnp.sum(spread * basis, axis=-1), 0.0)
+        variance += jnp.maximum(jnp.sum(spread * basis, axis=-1), 0.0)
+        return mean, jnp.where(own.is_there > 0.0, variance, 1.0)  # an observed feature may have none
 
     empty = jnp.zeros((rows * width, wanted.index.shape[1]), centres.dtype)
     found = map_relevant(of_pairs, candidates, (empty, empty[:, : None if with_variance else 1] + 1.0))
@@ -195,8 +199,7 @@ def conditional_summary(
     weight, mean, variance = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
     if levels is None:
         return (wanted.placed(jnp.sum(weight * mean, axis=1).mean(axis=0), features, num_features),)
-    is_missing = wanted.is_there(num_features).astype(mean.dtype)
-    average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), is_missing)
+    average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), wanted.is_there)
     # all components of all trees on one axis
     weight = weight.reshape(-1, seen.x.shape[0], 1) / num_trees
     mean = average + factor * (mean.reshape(-1, *average.shape) - average)
@@ -237,7 +240,7 @@ def conditional_draws(
         return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 
     node, observed, scores, by_tree, variance = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
-    average, factor = _pool(by_tree, variance, wanted.is_there(num_features).astype(by_tree.dtype))
+    average, factor = _pool(by_tree, variance, wanted.is_there)
     dtype = seen.x.dtype
     scale = jnp.asarray(dictionary.tree.scale)
 
@@ -268,10 +271,10 @@ def conditional_draws(
             drawn = whole[missing] + jnp.matmul(off, own.noise.map[0], precision=HIGHEST)
         return average[index] + factor[index] * (drawn - average[index])
 
-    def one_row(inputs: tuple[Array, Array]) -> Array:
-        index, row_key = inputs
-        keys = jax.random.split(row_key, num_samples)
-        return lax.map(lambda k: one_draw(k, index), keys, batch_size=32)
-
-    drawn = lax.map(one_row, (jnp.arange(seen.x.shape[0]), row_keys))
-    return wanted.placed(drawn, features, num_features)
+    num_rows = seen.x.shape[0]
+    number = num_rows * num_samples
+    keys = jax.vmap(lambda row_key: jax.random.split(row_key, num_samples))(row_keys).reshape(number)
+    index = jnp.repeat(jnp.arange(num_rows), num_samples)
+    # rows and draws alike some at a time, always as many
+    drawn = lax.map(lambda inputs: one_draw(*inputs), (keys, index), batch_size=math.gcd(number, DRAWS_AT_ONCE))
+    return wanted.placed(drawn.reshape(num_rows, num_samples, -1), features, num_features)

@@ -59,23 +59,23 @@ def is_far(posterior: Posterior | ClassPosterior, data: np.ndarray, rows: np.nda
 
 
 def _mean_square(posterior: Posterior | ClassPosterior) -> float:
-    """Mean square of the data's coordinates ``(y - shift) / scale``, or a little less.
+    """Mean square of the data's coordinates ``(y - shift) / scale``, or less.
 
-    It is that of the leaves' centres, in the first tree of a posterior or of every class.
+    It is that of the centres of the rows' nodes, in the first tree of a posterior or of every class.
     """
     if isinstance(posterior, ClassPosterior):
-        return float(np.mean([_of_leaves(one, posterior.reduction) for one in posterior.members]))
-    return _of_leaves(posterior, None)
+        return float(np.mean([_of_centres(one, posterior.reduction) for one in posterior.members]))
+    return _of_centres(posterior, None)
 
 
-def _of_leaves(posterior: Posterior, reduction: Reduction | None) -> float:
-    tree = posterior.dictionary.tree
-    centres = np.asarray(posterior.dictionary.centres[0], np.float64)[np.asarray(tree.is_leaf[0])]
+def _of_centres(posterior: Posterior, reduction: Reduction | None) -> float:
+    centres = np.asarray(posterior.dictionary.centres[0], np.float64)
+    count = np.asarray(posterior.draws.count[0], np.float64).sum(axis=(0, 1))
     if posterior.noise_root is not None:
         centres = centres @ posterior.noise_root
     if reduction is not None:
         centres = reduction.origin + centres @ reduction.basis.T
-    return float(np.mean(np.square(centres)))
+    return float(np.average(np.mean(np.square(centres), axis=1), weights=count))
 
 
 def in_float64(posterior: AnyPosterior) -> AnyPosterior:

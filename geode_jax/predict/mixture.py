@@ -191,7 +191,7 @@ def _rough_scores(
     """Log weight plus log density at every node of few directions."""
     leading = parameters.leading(SCREEN_RANK, dictionary.num_features)
     few = dictionary.bases[..., :SCREEN_RANK]
-    found = map_nodes(seen.products, dictionary.centres, few) if products is None else products()
+    found = map_nodes(seen.products, dictionary.centres, few, seen.mask.shape[0]) if products is None else products()
     marginal = rough_log_marginal(
         *found, seen.mask.sum(axis=1), leading.neg_log_u[:, None], leading.log_sigma2[:, None]
     )
@@ -283,7 +283,8 @@ def merged_mixture(
             score, eta, root = jax.vmap(given)(jax.tree.map(lambda leaf: leaf[at], draws))
             score = jnp.where(index[:, None] < num_draws, score, -jnp.inf)
             best = jnp.maximum(total[0], score.max(axis=0))
-            weight = jnp.exp(score - best)
+            largest = jnp.where(jnp.isfinite(best), best, 0.0)
+            weight = jnp.exp(score - largest)
             scattered = weight * noise[at[:, None], node]
             # about eta0 rather than 0, so that the spread between draws is no small difference of large numbers
             offset = eta - observed.start
@@ -294,7 +295,7 @@ def merged_mixture(
             second = jnp.einsum("tpki,tpkj->pij", scaled, scaled, precision=HIGHEST)
             first = jnp.einsum("tp,tpi->pi", weight, offset, precision=HIGHEST)
             terms = weight.sum(axis=0), first, second, scattered.sum(axis=0)
-            kept = jnp.exp(total[0] - best)
+            kept = jnp.exp(total[0] - largest)
             sums = (
                 kept.reshape(-1, *[1] * (old.ndim - 1)) * old + new for old, new in zip(total[1:], terms, strict=True)
             )
@@ -303,14 +304,14 @@ def merged_mixture(
         sums = tuple(jnp.zeros((pairs.size, *tail), dtype) for tail in ((), (rank,), (rank, rank), ()))
         nothing = jnp.full(pairs.size, -jnp.inf, dtype), *sums
         (_, weight, first, second, total_noise), scores = lax.scan(add, nothing, batches)
-        share = 1.0 / weight
+        share = 1.0 / jnp.maximum(weight, jnp.finfo(dtype).tiny)
         offset = first * share[:, None]
         covariance = second * share[:, None, None] - offset[:, :, None] * offset[:, None, :]
         own = scores.reshape(-1, pairs.size)[:num_draws].T
         return own, observed.start + offset, covariance, total_noise * share
 
     shape = candidates.node.shape
-    # components without weight get noise variance 1, so that dividing by it stays finite
+    # components that are not evaluated get noise variance 1, so that dividing by it stays finite
     empty: tuple[Array, ...] = (
         jnp.full((candidates.node.size, num_draws), -jnp.inf, dtype),
         candidates.observed.start.reshape(-1, rank),
@@ -352,7 +353,7 @@ def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, n
     rank, features, nodes = dictionary.max_rank, dictionary.num_features, dictionary.tree.num_nodes
     screened = SCREEN_RANK if rank >= 2 * SCREEN_RANK and num_candidates < nodes else rank
     numbers = nodes * (3 * screened * (screened + 4) + 4 * rank) + num_candidates * (6 * rank * rank + num_draws)
-    numbers += min(num_draws, DRAWS_AT_ONCE) * rank * (rank + 4)  # a quarter of a pair at once
+    numbers += min(num_draws, DRAWS_AT_ONCE) * rank * (rank + 4)  # a quarter of a pair at once; some more of few rows
     if num_seen:
         numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank) + nodes * screened * rank
     return dictionary.centres.dtype.itemsize * (numbers + features * (rank + 4 + 4 * num_candidates))

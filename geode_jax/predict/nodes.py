@@ -55,10 +55,8 @@ class Nodes(eqx.Module):
 
     @classmethod
     @eqx.filter_jit
-    def of(cls, dictionary: Dictionary, root: Float[Array, "D D"] | None) -> "Nodes":
-        """The nodes of a dictionary in model coordinates; `root`: of the noise covariance, None if it is isotropic."""
-        if root is None:
-            return cls(dictionary, None)
+    def of(cls, dictionary: Dictionary, root: Float[Array, "D D"]) -> "Nodes":
+        """The nodes of a dictionary in model coordinates; `root`: of the noise covariance."""
         forest = coloured(dictionary, root)
         return cls(forest, Ranking.of(forest) if is_ranked(forest) else None)
 
@@ -77,7 +75,7 @@ class SeenInSpan(eqx.Module):
 
     @classmethod
     def of(cls, ranking: Ranking | None, seen: ObservedRows) -> "SeenInSpan | None":
-        """The products of these rows; None where they rank nodes by their own products, as if they show little."""
+        """The products of these rows; None where these rank nodes by their own products, with few features seen."""
         if ranking is None or seen.whitening is None or seen.whitening.index.shape[1] < 2 * ranking.span.shape[1]:
             return None
         gram, cross, squared = seen.products(ranking.centre, ranking.span)

@@ -30,8 +30,9 @@ CONDITIONAL_DRAWS = 8
 CANDIDATES = 6
 # Rows that miss the same features are processed together if there are at least this many of them.
 COMMON_PATTERN = 32
-# Up to here it costs more to compile a program for another number of missing features than to compute observed ones.
+# With fewer features it costs more to compile a program for another number of missing ones than to compute them all.
 FEW_FEATURES = 32
+# From here on the number of observed features is rounded up less.
 MANY_FEATURES = 256
 
 
@@ -67,21 +68,26 @@ def features_and_mask(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarra
 def of_features(posterior: Posterior) -> Nodes:
     """The nodes in coordinates of the features divided by their scales, which partial rows need.
 
-    Kept as long as the posterior is: to make them can take longer than to fill in a few rows.
+    Kept as long as the posterior's dictionary is: to make them can take longer than to fill in a few rows.
     """
-    bases, root = posterior.dictionary.bases, posterior.noise_root
+    root = posterior.noise_root
     if root is None:
         return Nodes(posterior.dictionary, None)
-    key = id(bases), id(root)
+    parts = [*jax.tree.leaves(posterior.dictionary), root]
+    key = tuple(map(id, parts))
     found = _of_features.get(key)
     if found is None:
-        found = _of_features[key] = Nodes.of(posterior.dictionary, jnp.asarray(root, posterior.dtype))
-        for part in (bases, root):
-            weakref.finalize(part, _of_features.pop, key, None)
+        with jax_settings(posterior.dtype):
+            # other LAPACK calls must not run beside it (math/lowrank.py)
+            found = jax.block_until_ready(Nodes.of(posterior.dictionary, jnp.asarray(root, posterior.dtype)))
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(found)):
+            _of_features[key] = found
+            for part in parts:
+                weakref.finalize(part, _of_features.pop, key, None)
     return found
 
 
-_of_features: dict[tuple[int, int], Nodes] = {}
+_of_features: dict[tuple[int, ...], Nodes] = {}
 
 
 def num_seen(is_observed: np.ndarray) -> int:
@@ -97,12 +103,12 @@ def num_seen(is_observed: np.ndarray) -> int:
 def num_wanted(is_observed: np.ndarray, features: np.ndarray | None) -> int:
     """Array length for the missing features of a row that are to be filled in, `features` (None: all) or fewer.
 
-    As :func:`num_seen`; rows of few features all count as one program's.
+    Rounded up as in :func:`num_seen`; with few features all rows share one program.
     """
-    is_wanted = ~is_observed.astype(bool)
-    if features is not None:
-        is_wanted = is_wanted[:, features]
-    return is_wanted.shape[1] if is_wanted.shape[1] < FEW_FEATURES else num_seen(is_wanted)
+    count = is_observed.shape[1] if features is None else len(features)
+    if count < FEW_FEATURES:
+        return count
+    return num_seen((is_observed if features is None else is_observed[:, features]) == 0.0)
 
 
 def map_partial_rows(
