@@ -129,6 +129,13 @@ class ObservedRows(eqx.Module):
         gram, cross = (jnp.matmul(jnp.swapaxes(along, 1, 2), part, precision=HIGHEST) for part in (along, shown))
         return gram, cross[..., 0], jnp.sum(jnp.square(shown[..., 0]), axis=-1)
 
+    def numbers(self, rank: int) -> int:
+        """About how many :meth:`statistics` and :meth:`products` hold for a basis of so many directions."""
+        num_rows, num_features = self.x.shape
+        num_masks = self.mask.shape[0]
+        copies = min(num_masks, 2 * rank) if self.whitening is None else num_masks
+        return num_features * (rank * copies + 3 * num_rows)
+
     def rows(self, index: Int[Array, "p"]) -> "ObservedRows":
         """Some of the rows, in this order."""
         own = index if self.mask.shape[0] > 1 else jnp.zeros(1, int)

@@ -103,7 +103,7 @@ def project_all(
 
 def observed_statistics_of(dictionary: Dictionary, seen: ObservedRows) -> Observed:
     """Statistics of partial rows at every node, batch axes (b, K); the rows may share one mask."""
-    by_node = map_nodes(seen.statistics, dictionary.centres, dictionary.bases, seen.mask.shape[0])
+    by_node = map_nodes(seen.statistics, dictionary.centres, dictionary.bases, seen.numbers(dictionary.max_rank))
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
 
 
@@ -111,15 +111,14 @@ def map_nodes(
     function: Callable[[Array, Array], NodeResults],
     centres: Float[Array, "K D"],
     bases: Float[Array, "K D d"],
-    num_masks: int,
+    numbers: int,
 ) -> NodeResults:
     """``function(centre, basis)`` of every node, stacked on a first axis; some nodes at a time.
 
-    The function is taken to hold `num_masks` copies of the basis, or the products of its columns, for every node.
+    `numbers`: how many the function holds for one node.
     """
-    num_nodes, num_features, rank = bases.shape
-    fitting = NUMBERS_AT_ONCE // (num_features * rank * max(num_masks, rank))
-    size = min(NODES_AT_ONCE, num_nodes, max(1, fitting))
+    num_nodes = centres.shape[0]
+    size = min(NODES_AT_ONCE, num_nodes, max(1, NUMBERS_AT_ONCE // numbers))
     number = -(-num_nodes // size)
     index = jnp.minimum(jnp.arange(number * size), num_nodes - 1).reshape(number, size)
     found = lax.map(lambda some: jax.vmap(function)(centres[some], bases[some]), index)

@@ -191,7 +191,7 @@ def _rough_scores(
     """Log weight plus log density at every node of few directions."""
     leading = parameters.leading(SCREEN_RANK, dictionary.num_features)
     few = dictionary.bases[..., :SCREEN_RANK]
-    found = map_nodes(seen.products, dictionary.centres, few, seen.mask.shape[0]) if products is None else products()
+    found = products() if products else map_nodes(seen.products, dictionary.centres, few, seen.numbers(SCREEN_RANK))
     marginal = rough_log_marginal(
         *found, seen.mask.sum(axis=1), leading.neg_log_u[:, None], leading.log_sigma2[:, None]
     )
