@@ -98,6 +98,43 @@ def test_interrupted(data):
     assert np.isfinite(geode_jax.log_density(early, data)).all()
 
 
+@pytest.mark.parametrize("is_partial", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_segment_is_sent_before_the_draws_of_the_last_are_copied(data, is_partial):
+    """Not where its matrices would be factored outside of the limit on threads; and none is sent in vain."""
+    rows = data.copy()
+    rows[0, 0] = np.nan if is_partial else rows[0, 0]
+    order = []
+    keep, send = run._Run._keep, run._Run._send
+
+    def recorded(name, method):
+        return mock.patch.object(run._Run, name, lambda *rest: (order.append(name), method(*rest))[1])
+
+    with recorded("_keep", keep), recorded("_send", send):
+        geode_jax.fit(jax.random.key(1), rows, **OPTIONS)
+    ahead = ["_send", *["_send", "_keep"] * 6, "_keep"]
+    assert order == (["_send", "_keep"] * 7 if is_partial else ahead)
+
+
+def test_interrupted_while_a_segment_is_sent(data, tmp_path):
+    """The draws of the one before are kept, and saved."""
+    key = jax.random.key(1)
+    whole = geode_jax.fit(key, data, **OPTIONS)
+    calls = iter(range(1000))
+
+    def limited(*_, **__):
+        if next(calls) == 6:
+            raise KeyboardInterrupt
+        return mock.DEFAULT
+
+    with (
+        mock.patch.object(run, "_segment", wraps=run._segment, side_effect=limited),
+        pytest.warns(RuntimeWarning, match="has 20 of 30 draws per chain"),
+    ):
+        early = geode_jax.fit(key, data, **OPTIONS, checkpoint=tmp_path)
+    np.testing.assert_array_equal(early.draws.log_joint, whole.draws.log_joint[:, :, :20])
+    assert eqx.tree_equal(geode_jax.fit(key, data, **OPTIONS, checkpoint=tmp_path).draws, whole.draws)
+
+
 _KILLED = """
 import sys, numpy as np, jax, geode_jax
 x = np.load(sys.argv[1])

@@ -150,7 +150,10 @@ def run_chains(
 
 
 class _Run:
-    """The state of a run: `done` sweeps of `total`, the current `chains`, and the draws `kept` so far."""
+    """The state of a run: `done` sweeps of `total`, the current `chains`, and the draws `kept` so far.
+
+    `sent`: chains and draws of the next segment, which is on its way.
+    """
 
     def __init__(
         self,
@@ -173,9 +176,10 @@ class _Run:
         self.total = settings.num_warmup + settings.num_samples * settings.thinning
         self.done = 0
         self.kept: list[Draw] = []
+        self.sent: tuple[Chain, Draw] | None = None
         if not self._resume(start):
             self.chains = _start(start, self.problems, self.mesh)
-        self._tally()
+        self.tallies = fetch(self.chains.adaptation)
 
     def _resume(self, keys: KeyArray) -> bool:
         """Resume from the checkpoint of an earlier run; False if there is none."""
@@ -203,40 +207,53 @@ class _Run:
         return True
 
     def advance(self) -> None:
-        """Run one more segment."""
+        """Run one more segment, and send off the one after it before draws are copied to the host."""
         settings, first = self.settings, self.done
-        chains, draws = _segment(
-            self.keys,
-            self.chains,
-            self.problems,
-            np.asarray(first, np.int32),
-            np.asarray(settings.num_warmup, np.int32),
-            options=SegmentOptions(settings.segment_length, settings.adaptation, self.mesh),
-        )
+        chains, draws = self.sent or self._send()
+        self.sent = None
         if not np.isfinite(draws.log_joint).all():
             raise FloatingPointError(
                 f"the log joint became non-finite between sweeps {first} and {first + settings.segment_length};"
                 " use dtype float64, or look for features of very different size"
             )
+        self.chains, self.done = chains, first + settings.segment_length
+        # the next segment takes the chains' memory, also if it is interrupted
+        self.tallies = fetch(chains.adaptation)
+        leaves = [] if self.checkpoint is None else jax.tree.leaves(fetch(chains))
+        try:
+            # factors of matrices are to run under the caller's limit of threads, so nothing is left on its way
+            if self.done < self.total and self.problems.partial is None:
+                self.sent = self._send()
+        finally:
+            self._keep(first, draws, leaves)
+
+    def _keep(self, first: int, draws: Draw, leaves: list[np.ndarray]) -> None:
+        """Copy the draws of the segment that began at a sweep to the host; save them, and the chains' `leaves`."""
+        settings = self.settings
         # Every segment has the same length, so that it is compiled once: sweeps beyond `total` are dropped.
-        index = np.arange(first, first + settings.segment_length)
+        index = np.arange(first, self.done)
         since = index - settings.num_warmup
         thinning = settings.thinning
         wanted = np.flatnonzero((since >= 0) & (index < self.total) & (since % thinning == thinning - 1))
         if wanted.size:
             self.kept.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:, :, wanted], draws))
-        self.chains, self.done = chains, first + settings.segment_length
-        self._tally()
         if self.checkpoint is not None:
             if wanted.size:
                 self.checkpoint.write(f"draws {len(self.kept)}", {}, fields_of(self.kept[-1]))
             names = [f"draws {number + 1}" for number in range(len(self.kept))]
-            arrays = {f"leaf {number}": leaf for number, leaf in enumerate(jax.tree.leaves(fetch(chains)))}
+            arrays = {f"leaf {number}": leaf for number, leaf in enumerate(leaves)}
             self.checkpoint.write("chains", {"done": self.done, "draws": names}, arrays)
 
-    def _tally(self) -> None:
-        """Copy the tallies to the host: an interrupted segment may have consumed the chains' donated buffers."""
-        self.tallies = fetch(self.chains.adaptation)
+    def _send(self) -> tuple[Chain, Draw]:
+        """Send off the segment after the sweeps done."""
+        return _segment(
+            self.keys,
+            self.chains,
+            self.problems,
+            np.asarray(self.done, np.int32),
+            np.asarray(self.settings.num_warmup, np.int32),
+            options=SegmentOptions(self.settings.segment_length, self.settings.adaptation, self.mesh),
+        )
 
     def samples(self) -> Samples:
         """The draws kept so far."""
