@@ -221,7 +221,7 @@ class _Run:
         self.tallies = fetch(chains.adaptation)
         leaves = [] if self.checkpoint is None else jax.tree.leaves(fetch(chains))
         try:
-            # factors of matrices are to run under the caller's limit of threads, so nothing is left on its way
+            # With missing values a sweep factors matrices, under the caller's limit on BLAS threads: it must end here.
             if self.done < self.total and self.problems.partial is None:
                 self.sent = self._send()
         finally:

@@ -194,7 +194,7 @@ def latent_from(
     amplitude: Float[Array, "*#batch d"], factor: Float[Array, "*#batch d d"], cross: Float[Array, "*#batch d"]
 ) -> Latent:
     """:func:`latent_given` for a system that is already factored."""
-    return Latent(amplitude * solve_factored(factor, amplitude * cross), _log_det(factor))
+    return Latent(amplitude * solve_factored(factor, amplitude * cross), log_det_of(factor))
 
 
 def latent_root(observed: Observed, neg_log_u: Float[Array, "*#batch d"]) -> tuple[Latent, Float[Array, "*#batch d d"]]:
@@ -208,10 +208,11 @@ def latent_root(observed: Observed, neg_log_u: Float[Array, "*#batch d"]) -> tup
     solved = lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
     root = solved[..., :-1]
     mean = jnp.einsum("...ki,...k->...i", root, solved[..., -1], precision=HIGHEST)
-    return Latent(mean, _log_det(factor)), root
+    return Latent(mean, log_det_of(factor)), root
 
 
-def _log_det(factor: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch"]:
+def log_det_of(factor: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch"]:
+    """Log determinant of the matrix with this Cholesky factor."""
     return 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geode_jax._typing import Array, Float, Int
-from geode_jax.math.lowrank import HIGHEST, Observed, masked_gram, observe, reduce_shown
+from geode_jax.math.lowrank import HIGHEST, Observed, log_det_of, masked_gram, observe, reduce_shown
 
 
 class SharedNoise(eqx.Module):
@@ -154,5 +154,4 @@ def observe_rows(
     identity = jnp.eye(num_seen, dtype=x.dtype)
     factor = jnp.linalg.cholesky(jnp.where(shown[:, :, None] * shown[:, None, :] > 0, covariance, identity))
     inverse = lax.linalg.triangular_solve(factor, identity * shown[:, None, :], left_side=True, lower=True)
-    log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
-    return ObservedRows(x, mask, Whitening(index, inverse, log_det, noise))
+    return ObservedRows(x, mask, Whitening(index, inverse, log_det_of(factor), noise))

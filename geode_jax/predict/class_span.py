@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geode_jax._typing import Array, Float, Int
-from geode_jax.math.lowrank import HIGHEST
+from geode_jax.math.lowrank import HIGHEST, log_det_of
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.predict.density import log_scores
@@ -98,9 +98,8 @@ def _factored(
 
 def _log_density(shown: Shown, at: _Component, noise: Float[Array, ""]) -> Float[Array, "b M"]:
     factor, solved = _factored(shown, at, noise)
-    log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
     quadratic = (shown.rest[:, None] + jnp.sum(jnp.square(solved), axis=-1)) / noise
-    return -0.5 * (shown.num_observed[:, None] * jnp.log(2 * jnp.pi * noise) + log_det + quadratic)
+    return -0.5 * (shown.num_observed[:, None] * jnp.log(2 * jnp.pi * noise) + log_det_of(factor) + quadratic)
 
 
 def _coordinates_at_root(dictionary: Dictionary, mean: Draw, noise: Array, shown: Shown) -> Float[Array, "b r"]:

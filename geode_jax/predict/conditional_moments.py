@@ -39,7 +39,7 @@ from geode_jax.predict.mixture import (
 )
 from geode_jax.predict.nodes import Nodes
 
-DRAWS_AT_ONCE = 32
+SAMPLES_AT_ONCE = 32  # values drawn for a row, or for several rows, that are worked on at once
 
 
 class _Wanted(eqx.Module):
@@ -106,7 +106,8 @@ def _components(
             told = whitening.taken((seen.x[row] - centres[at.node])[..., None])[..., 0]
             mean += jnp.einsum("psU,ps->pU", own.noise.map, told, precision=HIGHEST)
             basis -= jnp.einsum("psU,psd->pUd", own.noise.map, whitening.taken(bases[at.node]), precision=HIGHEST)
-            variance *= own.noise.variance if with_variance else 1.0
+            if with_variance:
+                variance *= own.noise.variance
         mean += jnp.einsum("pUd,pd->pU", basis, at.mean, precision=HIGHEST)
         if not with_variance:
             return mean, variance
@@ -275,6 +276,6 @@ def conditional_draws(
     number = num_rows * num_samples
     keys = jax.vmap(lambda row_key: jax.random.split(row_key, num_samples))(row_keys).reshape(number)
     index = jnp.repeat(jnp.arange(num_rows), num_samples)
-    # rows and draws alike some at a time, always as many
-    drawn = lax.map(lambda inputs: one_draw(*inputs), (keys, index), batch_size=math.gcd(number, DRAWS_AT_ONCE))
+    # the same number at a time throughout: a remainder would be compiled as well
+    drawn = lax.map(lambda inputs: one_draw(*inputs), (keys, index), batch_size=math.gcd(number, SAMPLES_AT_ONCE))
     return wanted.placed(drawn.reshape(num_rows, num_samples, -1), features, num_features)

@@ -246,15 +246,14 @@ def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates
     return map_relevant(of_pairs, candidates, empty).T.reshape(-1, *candidates.node.shape)
 
 
-def _with_mean_noise(dictionary: Dictionary, draws: Draw) -> Draw:
-    """Draws with the noise variance capped at 1, the data's variance, at scales that hold no row.
+def _capped_log_noise(dictionary: Dictionary, draws: Draw) -> Float[Array, "T S"]:
+    """Log of the noise variance, which is capped at 1, the data's variance, at scales that hold no row.
 
     There it is drawn from its prior alone, which has no mean: however small the weight of such a scale, its noise would
     dominate every standard deviation.
     """
     has_rows = jax.vmap(dictionary.tree.sum_over_scales)(draws.count.astype(draws.log_sigma2.dtype)) > 0.0
-    capped = jnp.where(has_rows, draws.log_sigma2, jnp.minimum(draws.log_sigma2, 0.0))
-    return eqx.tree_at(lambda it: it.log_sigma2, draws, capped)
+    return jnp.where(has_rows, draws.log_sigma2, jnp.minimum(draws.log_sigma2, 0.0))
 
 
 def merged_mixture(
@@ -266,7 +265,7 @@ def merged_mixture(
     :func:`candidate_scores` gives. A draw counts by its score within the node, relative to the best so far.
     """
     rank, dtype, num_draws = dictionary.max_rank, candidates.observed.residual.dtype, draws.log_joint.shape[0]
-    noise = jnp.exp(_with_mean_noise(dictionary, draws).log_sigma2)[:, jnp.asarray(dictionary.tree.scale)]
+    noise = jnp.exp(_capped_log_noise(dictionary, draws))[:, jnp.asarray(dictionary.tree.scale)]
     at_once = min(num_draws, DRAWS_AT_ONCE)
     batches = jnp.arange(-(-num_draws // at_once) * at_once).reshape(-1, at_once)  # the last one filled up
 
