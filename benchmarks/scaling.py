@@ -25,7 +25,7 @@ from benchmarks.tables import load, table
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
-from geode_jax.model.tree import trees_from_masks
+from geode_jax.model.tree import tree_from_mask
 from geode_jax.predict.density import log_density_by_tree
 
 SWEEP = {"n": 20_000, "K": 63, "d": 20}
@@ -76,7 +76,7 @@ def log_density(sizes: dict[str, int]) -> dict[str, float]:
     nodes, features, rank, draws = (sizes[name] for name in ("K", "D", "d", "T"))
     basis = np.linalg.qr(rng.normal(size=(features, rank)))[0]
     dictionary = Dictionary(
-        tree=trees_from_masks(np.ones((1, nodes), bool)),
+        tree=tree_from_mask(np.ones((1, nodes), bool)),
         centres=jnp.asarray(rng.normal(size=(1, nodes, features)), jnp.float32),
         bases=jnp.asarray(np.broadcast_to(basis, (1, nodes, features, rank)), jnp.float32),
         ranks=jnp.full((1, nodes), rank, jnp.int32),

@@ -183,7 +183,7 @@ def _of_block(
     x, own = as_array(rows.x), rows.own_folds
     grouping = group_rows(rows.mask, own, -(-x.shape[0] // _SYSTEMS))
     centres, bases = subspaces.centres, subspaces.bases
-    reduced = reduce_rows((centres, bases), rows, candidates, grouping, with_root=False)
+    reduced = jax.tree.map(np.asarray, reduce_rows((centres, bases), rows, candidates, grouping, with_root=False))
     place = np.searchsorted(mixture.nodes, candidates)
     ratio = np.where(mixture.has_direction, mixture.variance / mixture.noise[:, None], 1.0)
     parameters = (np.log(ratio), np.log(mixture.noise), mixture.log_weight)
@@ -195,7 +195,7 @@ def _of_block(
         here, padded = members[members >= 0], np.maximum(members, 0)
         one = jax.tree.map(lambda leaf, at=number: leaf[at], reduced)
         tables = [table[place[padded]] for table in parameters] + [level[padded], normal[padded, :rank]]
-        found = _conditional(one, *(jnp.asarray(table.astype(x.dtype)) for table in tables))
+        found = _conditional(one, *(table.astype(x.dtype) for table in tables))
         for store, leaf in zip(stores, found, strict=True):
             store[here] = np.asarray(leaf)[: here.size]
     mean, drawn = np.zeros_like(x), np.zeros_like(x)

@@ -4,12 +4,12 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._files.archive import decode_as, encode, fields_of, within
 from geode_jax._files.schema import NOT_NEGATIVE, POSITIVE, POSITIVE_DEFINITE, Member, check_arrays, members_of, up_to
 from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax._typing import Array
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
 from geode_jax.model.dictionary import Dictionary
@@ -17,7 +17,7 @@ from geode_jax.model.found import Found
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
 from geode_jax.model.statistics import Statistics
-from geode_jax.model.tree import trees_from_masks
+from geode_jax.model.tree import tree_from_mask
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 _PARTS = ("dictionary", "statistics", "partial", "borrowed", "probe")
@@ -73,7 +73,7 @@ class Forest(eqx.Module):
             statistics=self.statistics,
             partial=self.partial,
             borrowed=self.borrowed,
-            is_available=dictionary.is_available & dictionary.tree.is_present[..., None],
+            is_available=_available(dictionary),
             prior=prior,
             shrinkage=sampler.shrinkage,
             membership=sampler.membership,
@@ -99,12 +99,10 @@ class Forest(eqx.Module):
         """The inverse of :meth:`to_archive`. Raises ValueError if they are not those of a forest."""
         _check(arrays)
         with jax_settings(arrays["dictionary.centres"].dtype):
-            dictionary, statistics, partial, borrowed, probe = (
-                jax.tree.map(jnp.asarray, within(arrays, part)) for part in _PARTS
-            )
+            dictionary, statistics, partial, borrowed, probe = (jax.device_put(within(arrays, part)) for part in _PARTS)
             kind = CandidateStatistics if "position" in statistics else Statistics
             return Forest(
-                dictionary=Dictionary(tree=trees_from_masks(arrays["tree.is_present"]), **dictionary),
+                dictionary=Dictionary(tree=tree_from_mask(arrays["tree.is_present"]), **dictionary),
                 statistics=kind(**statistics),
                 partial=PartialRows(**{"entry": None, "root": None, **partial}) if partial else None,
                 borrowed=Borrowed(**borrowed),
@@ -115,6 +113,12 @@ class Forest(eqx.Module):
                 found=Found.from_header(header["found"]),
                 noise_root=arrays.get("noise_root"),
             )
+
+
+@jax.jit
+def _available(dictionary: Dictionary) -> Array:
+    """Directions that the data support, none at absent nodes."""
+    return dictionary.is_available & dictionary.tree.is_present[..., None]
 
 
 _DICTIONARY = {

@@ -20,7 +20,7 @@ from geode_jax.model.candidate_statistics import BLOCK, AnyStatistics, Candidate
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.statistics import Statistics
-from geode_jax.model.tree import trees_from_masks
+from geode_jax.model.tree import tree_from_mask
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.view import taken
 
@@ -51,7 +51,7 @@ def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatisti
     statistics = candidate_statistics(training, rows, learned.subspaces, candidates, plan.num_places)
     chosen = np.stack([nodes[sample] for nodes in candidates])
     is_candidate = np.swapaxes((chosen[..., None] == np.arange(num_nodes)).any(axis=2), 1, 2)
-    return dictionary, statistics, Probe(probed.residual, probed.squared, jnp.asarray(is_candidate))
+    return dictionary, statistics, Probe(probed.residual, probed.squared, jax.device_put(is_candidate))
 
 
 def zero_parts(
@@ -69,7 +69,7 @@ def zero_parts(
         return jnp.zeros((num_trees, *shape), jnp.int32)
 
     num_trees, num_nodes, places = len(partitions), plan.num_nodes, plan.num_places
-    tree = trees_from_masks(np.stack([partition.is_present for partition in partitions]))
+    tree = tree_from_mask(np.stack([partition.is_present for partition in partitions]))
     centres, bases = real(num_nodes, plan.num_features), real(num_nodes, plan.num_features, rank)
     dictionary = Dictionary(tree, centres, bases, integer(num_nodes))
     borrowed = Borrowed(real(num_nodes), real(num_nodes, rank), real(partitions[0].depth + 1))
@@ -125,7 +125,7 @@ def freeze_borrowed(learned: Learned, plan: Plan) -> Borrowed:
             count[number] = rows * nearby.share
             squared[number] = count[number][:, None] * nearby.signal
     tables = (count, squared, np.tile(noise, (num_trees, 1)))
-    return Borrowed(*(jnp.asarray(table, training.x.dtype) for table in tables))
+    return Borrowed(*(jax.device_put(table.astype(training.x.dtype)) for table in tables))
 
 
 def freeze_partial_rows(learned: Learned, plan: Plan) -> PartialRows | None:
@@ -174,8 +174,8 @@ def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: l
     del found
     next(learned, None)  # a generator that has ended releases the rows it learned from
     return Dictionary(
-        tree=trees_from_masks(np.stack([partition.is_present for partition in partitions])),
+        tree=tree_from_mask(np.stack([partition.is_present for partition in partitions])),
         centres=jax.device_put(arrays[0]),
         bases=jax.device_put(arrays[1]),
-        ranks=jnp.asarray(np.stack(ranks)),
+        ranks=jax.device_put(np.stack(ranks)),
     )

@@ -4,12 +4,10 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.threads import parallel_map
-from geode_jax._typing import Array
 from geode_jax.math.lowrank import ridge_of
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.rows.training import Training
@@ -110,19 +108,21 @@ def reduce_rows(
     row = np.maximum(places, 0)
     entries, entry_node, entry = _group_entries(position[row], distinct[:, 1], is_row, grouping.is_shared)
     total = is_observed.sum(axis=1)
-    return PartialRows(
-        node=jnp.asarray(np.where(is_row[..., None], candidates[row], num_nodes), jnp.int32),
-        entry=None if entry is None else jnp.asarray(entry, jnp.int32),
-        entry_node=jnp.asarray(entry_node, jnp.int32),
-        gram=jnp.asarray(gram[entries]),
-        root=None if root is None else jnp.asarray(root[entries]),
-        cross=jnp.asarray(vectors[0][row]),
-        start=jnp.asarray(vectors[1][row]),
-        remainder=jnp.asarray(vectors[2][row]),
-        residual=jnp.asarray(residual[row]),
-        num_observed=jnp.asarray(total[row], x.dtype),
-        num_missing=jnp.asarray(x.shape[1] - total[row], x.dtype),
-    )
+    node = np.where(is_row[..., None], candidates[row], num_nodes).astype(np.int32)
+    arrays = {
+        "node": node,
+        "entry": None if entry is None else entry.astype(np.int32),
+        "entry_node": entry_node.astype(np.int32),
+        "gram": gram[entries],
+        "root": None if root is None else root[entries],
+        "cross": vectors[0][row],
+        "start": vectors[1][row],
+        "remainder": vectors[2][row],
+        "residual": residual[row],
+        "num_observed": total[row].astype(x.dtype),
+        "num_missing": (x.shape[1] - total[row]).astype(x.dtype),
+    }
+    return PartialRows(**jax.device_put(arrays))
 
 
 def _spans(starts: np.ndarray, stop: int, numbers_each: int) -> list[slice]:
@@ -185,11 +185,12 @@ def stack_trees(trees: list[PartialRows]) -> PartialRows:
     """Stack the trees along a leading axis F; as trees may need different numbers of matrices, these are padded."""
     most = max(tree.gram.shape[1] for tree in trees)
 
+    def pad(table: np.ndarray) -> np.ndarray:
+        return np.pad(table, ((0, 0), (0, most - table.shape[1])) + ((0, 0),) * (table.ndim - 2), mode="edge")
+
     def padded(tree: PartialRows) -> PartialRows:
-        def pad(table: Array) -> Array:
-            return jnp.pad(table, ((0, 0), (0, most - table.shape[1])) + ((0, 0),) * (table.ndim - 2), mode="edge")
+        host = jax.tree.map(np.asarray, tree)
+        tables = (host.entry_node, host.gram, host.root)
+        return eqx.tree_at(lambda it: (it.entry_node, it.gram, it.root), host, jax.tree.map(pad, tables))
 
-        tables = (tree.entry_node, tree.gram, tree.root)
-        return eqx.tree_at(lambda it: (it.entry_node, it.gram, it.root), tree, jax.tree.map(pad, tables))
-
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(padded(tree) for tree in trees))
+    return jax.device_put(jax.tree.map(lambda *leaves: np.stack(leaves), *map(padded, trees)))

@@ -25,9 +25,9 @@ FEATURE_NUMBERS = 4
 
 def zero_statistics(shape: tuple[int, int, int, int], num_rows: int, dtype: DTypeLike) -> Statistics:
     """Zeros for the statistics of a forest, (F, K, places, d), before :func:`add_cross_fitted`."""
-    return Statistics(
-        jnp.zeros(shape[:3], dtype), jnp.zeros(shape, dtype), jnp.full(shape[0], num_rows, dtype=jnp.int32)
-    )
+    tables = np.zeros(shape[:3], dtype), np.zeros(shape, dtype), np.full(shape[0], num_rows, np.int32)
+    # donated later on, so they must not be NumPy's memory
+    return Statistics(*jax.device_put(tables, may_alias=False))
 
 
 def add_cross_fitted(
@@ -50,24 +50,26 @@ def add_cross_fitted(
     size = min(longest, 2 ** max(fitting.bit_length() - 1, 6))
     residual, squared = statistics.residual, statistics.squared
     for fold, rows in enumerate(rows_of_fold):
-        own = jnp.asarray(centres[fold]), jnp.asarray(bases[fold])
+        own = jax.device_put((centres[fold], bases[fold]))
         for start in range(0, rows.size, size):
             block = np.resize(rows[start : start + size], size)  # padded with its own rows, which are written twice
-            found = project_all(*own, jnp.asarray(x[block]))
-            residual, squared = _placed(residual, squared, *found, jnp.asarray(number), jnp.asarray(block))
+            place = np.int32(number), block.astype(np.int32)
+            residual, squared = _with_block(residual, squared, *own, jax.device_put(x[block]), *place)
     return Statistics(residual, squared, statistics.num_rows)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 1))
-def _placed(
+def _with_block(
     residual: Float[Array, "F K n"],
     squared: Float[Array, "F K n d"],
-    more_residual: Float[Array, "K m"],
-    more_squared: Float[Array, "K m d"],
+    centres: Float[Array, "K D"],
+    bases: Float[Array, "K D d"],
+    x: Float[Array, "m D"],
     number: Int[Array, ""],
     place: Int[Array, "m"],
 ) -> tuple[Array, Array]:
-    """`residual` and `squared` with one tree's new values written at its number and the rows' places."""
+    """`residual` and `squared` with those of more rows under one tree written at its number and the rows' places."""
+    more_residual, more_squared = project_all(centres, bases, x)
     node = jnp.arange(residual.shape[1])[:, None]
     return residual.at[number, node, place].set(more_residual), squared.at[number, node, place].set(more_squared)
 
@@ -101,14 +103,10 @@ def candidate_statistics(
             residual[tree, 0, here], squared[tree, 0, here] = found
 
     parallel_map(learn, itertools.product(range(len(trees)), range(num_nodes)))
-    return CandidateStatistics(
-        jax.device_put(residual),
-        jax.device_put(squared),
-        jnp.asarray(np.stack([layout.block_node for layout in layouts])),
-        jnp.asarray(node),
-        jnp.asarray(np.stack([layout.position for layout in layouts])),
-        jnp.full(len(trees), num_rows, dtype=jnp.int32),
-    )
+    block_node = np.stack([layout.block_node for layout in layouts])
+    position = np.stack([layout.position for layout in layouts])
+    counts = np.full(len(trees), num_rows, np.int32)
+    return CandidateStatistics(*jax.device_put((residual, squared, block_node, node, position, counts)))
 
 
 def without_folds(subspaces: Subspaces, folds: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

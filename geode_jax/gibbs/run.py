@@ -90,6 +90,13 @@ def _segment(
     return chains, lax.with_sharding_constraint(draws, NamedSharding(mesh, PartitionSpec()))
 
 
+@partial(jax.jit, static_argnums=(1, 2))
+def _keys(key: KeyArray, num_trees: int, num_chains: int) -> tuple[KeyArray, KeyArray]:
+    """Keys of every chain, (F, C): to start it, and for its sweeps."""
+    keys = jax.random.split(key, (num_trees, num_chains, 2))
+    return keys[..., 0], keys[..., 1]
+
+
 @partial(quickly_compiled, static_argnames="mesh")
 def _start(keys: KeyArray, problems: Problem, mesh: Mesh | None = None) -> Chain:
     chains = jax.vmap(jax.vmap(initial_chain, in_axes=(0, None)))(keys, problems)
@@ -166,8 +173,7 @@ class _Run:
         self.problems, self.settings, self.checkpoint = problems, settings, checkpoint
         self.mesh = None if mesh is None else with_all_axes(mesh)
         num_trees = problems.statistics.residual.shape[0]
-        keys = jax.random.split(key, (num_trees, settings.num_chains, 2))
-        start, self.keys = keys[..., 0], keys[..., 1]
+        start, self.keys = _keys(key, num_trees, settings.num_chains)
         if self.mesh is not None:
             if self.mesh.is_multi_process:
                 check_same(problems)
@@ -195,7 +201,7 @@ class _Run:
             raise ValueError(f"checkpoint: arrays in {self.checkpoint.folder} are not those of the chains of this fit")
         chains = jax.tree.unflatten(jax.tree.structure(shape), leaves)
         if self.mesh is None:
-            self.chains = jax.tree.map(jnp.asarray, chains)
+            self.chains = jax.device_put(chains)
         else:
             self.chains = jax.tree.map(place, chains, chain_shardings(chains, self.mesh))
         self.done = header["done"]
@@ -203,7 +209,7 @@ class _Run:
             draws = self.checkpoint.read(name)
             if draws is None:
                 raise ValueError(f"checkpoint: expected a file {name}.npz in {self.checkpoint.folder}, got none")
-            self.kept.append(jax.tree.map(np.asarray, Draw(**jax.tree.map(jnp.asarray, draws[1]))))
+            self.kept.append(jax.tree.map(np.asarray, Draw(**jax.device_put(draws[1]))))
         return True
 
     def advance(self) -> None:

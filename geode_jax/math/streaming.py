@@ -57,7 +57,7 @@ def map_row_blocks(
     results = []
     for start in range(0, n, size):
         index = np.minimum(np.arange(start, start + size), n - 1)
-        out = function(*(jnp.asarray(array[index]) for array in (rows, *more)))
+        out = function(*jax.device_put([array[index] for array in (rows, *more)]))
         count = min(size, n - start)
         results.append(jax.tree.map(lambda leaf, c=count: np.asarray(leaf)[:c], out))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)

@@ -142,7 +142,7 @@ def reshard(statistics: CandidateStatistics, num_nodes: int, num_shards: int) ->
     Devices that share the rows of a tree each take whole shards.
     """
 
-    def one_tree(tree: CandidateStatistics) -> CandidateStatistics:
+    def one_tree(tree: CandidateStatistics) -> tuple[np.ndarray, ...]:
         layout = lay_out(np.asarray(tree.node), num_nodes, num_shards)
         old_shard = np.arange(tree.node.shape[1]) * tree.residual.shape[0] // tree.node.shape[1]
         new_shard = np.arange(tree.node.shape[1]) * num_shards // tree.node.shape[1]
@@ -152,15 +152,9 @@ def reshard(statistics: CandidateStatistics, num_nodes: int, num_shards: int) ->
         residual = np.zeros(layout.row.shape, tree.residual.dtype)
         squared = np.zeros((*layout.row.shape, tree.squared.shape[2]), tree.squared.dtype)
         residual[target], squared[target] = np.asarray(tree.residual)[source], np.asarray(tree.squared)[source]
-        return CandidateStatistics(
-            jnp.asarray(residual),
-            jnp.asarray(squared),
-            jnp.asarray(layout.block_node),
-            tree.node,
-            jnp.asarray(layout.position),
-            tree.num_rows,
-        )
+        return residual, squared, layout.block_node, layout.position
 
-    num_trees = statistics.num_rows.size
-    trees = [one_tree(jax.tree.map(lambda leaf, at=number: leaf[at], statistics)) for number in range(num_trees)]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    host = jax.tree.map(np.asarray, statistics)
+    trees = [one_tree(jax.tree.map(lambda leaf, at=number: leaf[at], host)) for number in range(host.num_rows.size)]
+    residual, squared, block_node, position = jax.device_put([np.stack(leaves) for leaves in zip(*trees, strict=True)])
+    return CandidateStatistics(residual, squared, block_node, statistics.node, position, statistics.num_rows)

@@ -14,8 +14,8 @@ class Tree(eqx.Module):
     Node k has children ``2k + 1`` (left) and ``2k + 2`` (right) and is at scale ``floor(log2(k + 1))``.
     """
 
-    is_present: Bool[Array, "K"]
-    is_leaf: Bool[Array, "K"]
+    is_present: Bool[Array, "*batch K"]
+    is_leaf: Bool[Array, "*batch K"]
     depth: int = eqx.field(static=True)
 
     @property
@@ -80,18 +80,17 @@ class Tree(eqx.Module):
 
 
 def tree_from_mask(is_present: np.ndarray) -> Tree:
-    """Tree of the present nodes, (K,): a present node needs its parent, and both children or none."""
-    num_nodes = is_present.size
+    """Tree of the present nodes, (K,), or the trees of several masks, (F, K), as one `Tree` with a leading axis F.
+
+    A present node needs its parent, and both children or none. Raises ValueError where it lacks them.
+    """
+    num_nodes = is_present.shape[-1]
     depth = int(np.log2(num_nodes + 1)) - 1
-    if 2 ** (depth + 1) - 1 != num_nodes or not is_present[0]:
+    if 2 ** (depth + 1) - 1 != num_nodes or not is_present[..., 0].all():
         raise ValueError(f"is_present: expected 2**(depth + 1) - 1 nodes with a root, got {num_nodes}")
-    children = np.concatenate([is_present[1:].reshape(-1, 2), np.zeros((2**depth, 2), bool)])
-    if (children[:, 0] != children[:, 1]).any() or (children[:, 0] & ~is_present).any():
+    children = np.zeros((*is_present.shape, 2), bool)
+    children[..., : 2**depth - 1, :] = is_present[..., 1:].reshape(*is_present.shape[:-1], -1, 2)
+    left, right = children[..., 0], children[..., 1]
+    if (left != right).any() or (left & ~is_present).any():
         raise ValueError("is_present: expected every present node to have a parent, and both children or none")
-    return Tree(jnp.asarray(is_present), jnp.asarray(is_present & ~children[:, 0]), depth)
-
-
-def trees_from_masks(is_present: np.ndarray) -> Tree:
-    """The trees of several masks, (F, K), as one `Tree` with a leading axis F on its arrays."""
-    trees = [tree_from_mask(mask) for mask in is_present]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    return Tree(jax.device_put(is_present), jax.device_put(is_present & ~left), depth)

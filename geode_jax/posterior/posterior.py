@@ -5,7 +5,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._files.archive import decode, decode_as, encode, fields_of, read_archive, within, write_archive
@@ -28,7 +27,7 @@ from geode_jax._typing import Array, Float
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Adaptation, Draw
 from geode_jax.model.found import Found
-from geode_jax.model.tree import trees_from_masks
+from geode_jax.model.tree import tree_from_mask
 from geode_jax.rows.frame import Frame
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
@@ -250,11 +249,11 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
     _check(header, arrays)
 
     def part(name: str) -> dict[str, Array]:
-        return jax.tree.map(jnp.asarray, within(arrays, name))
+        return jax.device_put(within(arrays, name))
 
     with jax_settings(arrays["dictionary.centres"].dtype):
         return Posterior(
-            dictionary=Dictionary(tree=trees_from_masks(arrays["tree.is_present"]), **part("dictionary")),
+            dictionary=Dictionary(tree=tree_from_mask(arrays["tree.is_present"]), **part("dictionary")),
             draws=jax.tree.map(np.asarray, Draw(**part("draws"))),
             adaptation=jax.tree.map(np.asarray, Adaptation(**part("adaptation"))),
             shift=arrays["shift"],

@@ -115,8 +115,8 @@ def _partial(
     found = []
     shown = None
     if reduction is not None:
-        origin, basis = (jnp.asarray(part, x.dtype) for part in (reduction.origin, reduction.basis))
-        noise = jnp.asarray(reduction.noise, x.dtype)
+        origin, basis = (jax.device_put(np.asarray(part, x.dtype)) for part in (reduction.origin, reduction.basis))
+        noise = jax.device_put(np.asarray(reduction.noise, x.dtype))
         rank = basis.shape[1]
         shown = map_partial_rows(
             lambda seen: show(origin, basis, seen.x, seen.mask),

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._checks import check_data, check_integer, check_key, check_number
@@ -250,7 +249,7 @@ class Conditional:
         return array if self.features is None else array[..., self.features]
 
     def _index(self) -> Array | None:
-        return None if self.features is None else jnp.asarray(self.features)
+        return None if self.features is None else jax.device_put(self.features)
 
     def _to_data(self, x: np.ndarray) -> np.ndarray:
         """Model coordinates of the wanted features to the data's units."""

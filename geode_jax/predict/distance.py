@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.jax_settings import jax_settings
@@ -84,7 +83,8 @@ def in_float64(posterior: AnyPosterior) -> AnyPosterior:
     def cast(leaf: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
         if leaf.dtype.kind != "f":
             return leaf
-        return jnp.asarray(leaf, np.float64) if isinstance(leaf, jax.Array) else leaf.astype(np.float64)
+        wide = np.asarray(leaf, np.float64)
+        return jax.device_put(wide) if isinstance(leaf, jax.Array) else wide
 
     with jax_settings(np.float64):
         return jax.tree.map(cast, posterior)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._checks import check_data, check_instance, check_integer
@@ -55,7 +54,7 @@ def check_draws(num_draws: int | None, default: int | None) -> int | None:
 
 def thinned(posterior: Posterior, num_draws: int | None) -> Draw:
     """Thinned draws on the device, moved there once."""
-    return jax.tree.map(jnp.asarray, posterior.thin(num_draws))
+    return jax.device_put(posterior.thin(num_draws))
 
 
 def features_and_mask(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +78,7 @@ def of_features(posterior: Posterior) -> Nodes:
     if found is None:
         with jax_settings(posterior.dtype):
             # other LAPACK calls must not run beside it (math/lowrank.py)
-            found = jax.block_until_ready(Nodes.of(posterior.dictionary, jnp.asarray(root, posterior.dtype)))
+            found = jax.block_until_ready(Nodes.of(posterior.dictionary, jax.device_put(root.astype(posterior.dtype))))
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(found)):
             _of_features[key] = found
             for part in parts:
@@ -125,7 +124,7 @@ def map_partial_rows(
     depends only on the pattern is done once per block. `root`: root of the noise covariance; None if it is isotropic.
     """
     places = num_seen(is_observed)
-    noise = None if root is None else SharedNoise.of(jnp.asarray(root, x.dtype))
+    noise = None if root is None else SharedNoise.of(jax.device_put(root.astype(x.dtype)))
 
     def on_rows(rows: Array, mask: Array, *others: Array) -> Any:
         return function(observe_rows(rows, mask, noise, num_seen=places), *others)
@@ -142,7 +141,7 @@ def map_partial_rows(
         parts.append(map_row_blocks(on_rows, *arrays, bytes_per_row=bytes_per_row))
     for number in np.flatnonzero(is_common):
         here = np.flatnonzero(pattern == number)
-        mask = jnp.asarray(is_observed[here[:1]])
+        mask = jax.device_put(is_observed[here[:1]])
         arrays = (array[here] for array in (x, *more))
         index.append(here)
         parts.append(
