@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
-from conftest import DICTIONARY, SAMPLER
+from conftest import DICTIONARY, QUICK, SAMPLER
 
 import geode_jax
 from geode_jax.gibbs import run
@@ -190,8 +190,7 @@ def test_classes(data, tmp_path):
 
 
 def test_estimators_hand_it_on(data, tmp_path):
-    options = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
-    model = geode_jax.GeodeDensity(**options, checkpoint=tmp_path / "fit").fit(data)
+    model = geode_jax.GeodeDensity(**QUICK, checkpoint=tmp_path / "fit").fit(data)
     assert (tmp_path / "fit" / "chains.npz").exists()
     model.save(tmp_path / "model.npz")
     assert geode_jax.GeodeDensity.load(tmp_path / "model.npz").checkpoint == str(tmp_path / "fit")

@@ -9,6 +9,7 @@ import pytest
 from conftest import DICTIONARY, SAMPLER
 
 import geode_jax
+from geode_jax import MissingRows
 from geode_jax._runtime import compilation
 from geode_jax._runtime.compilation import OPTIONS, quickly_compiled
 from geode_jax._runtime.jax_settings import jax_settings
@@ -72,26 +73,49 @@ def _named(forest):
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), problem)
 
 
+def _foreseen(x, settings, dtype):
+    """The forest, and the forests of shapes that were foreseen."""
+    foreseen = []
+    with jax_settings(dtype):
+        plan = plan_of(x, dataclasses.replace(DICTIONARY, **settings))
+        forest = grow_forest(jax.random.key(0), x, plan, np.dtype(dtype), lambda share, text: None, foreseen.append)
+        return _named(forest), [_named(one) for one in foreseen]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "settings", [{}, {"num_candidates": 3}, {"num_trees": 1, "depth": 0}, {"cross_fit": None}], ids=str
 )
 def test_shapes_are_known_before_dictionaries(data, dtype, settings):
-    foreseen = []
-    dictionary = dataclasses.replace(DICTIONARY, **settings)
-    with jax_settings(dtype):
-        plan = plan_of(data, dictionary)
-        forest = grow_forest(jax.random.key(0), data, plan, np.dtype(dtype), lambda share, text: None, foreseen.append)
-        assert _named(foreseen[0]) == _named(forest)
+    forest, foreseen = _foreseen(data, settings, dtype)
+    assert foreseen == [forest]
 
 
-def test_nothing_is_foreseen_of_partial_rows(data):
-    hidden = np.where(np.random.default_rng(0).random(data.shape) < 0.1, np.nan, data)
-    foreseen = []
-    with jax_settings("float32"):
-        plan = plan_of(hidden, DICTIONARY)
-        grow_forest(jax.random.key(0), hidden, plan, np.dtype("float32"), lambda share, text: None, foreseen.append)
-    assert foreseen == []
+@pytest.mark.parametrize("num_complete", [30, 0])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"missing_rows": MissingRows(num_groups=3)},
+        pytest.param({"num_candidates": 3}, marks=pytest.mark.slow),
+        pytest.param({"cross_fit": None}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_shapes_are_known_where_rows_miss_features_of_their_own(data, settings, num_complete):
+    is_hidden = np.random.default_rng(0).random(data.shape) < 0.5
+    is_hidden[np.arange(90), np.arange(90) % 6] = True
+    is_hidden[np.arange(90), (np.arange(90) + 1) % 6] = False
+    is_hidden[:num_complete] = False
+    forest, foreseen = _foreseen(np.where(is_hidden, np.nan, data), settings, "float32")
+    assert foreseen == [forest]
+
+
+def test_nothing_is_foreseen_where_rows_share_matrices(data):
+    """How many they share depends on their candidates."""
+    hidden = data.copy()
+    hidden[::3, 1:3] = np.nan
+    assert _foreseen(hidden, {}, "float32")[1] == []
 
 
 @pytest.mark.usefixtures("as_users_compile")

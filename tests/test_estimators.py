@@ -6,20 +6,19 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import QUICK
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, ShuffleSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import geode_jax
 
-OPTIONS = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
-
 
 @pytest.fixture(scope="module")
 def model(data):
-    return geode_jax.GeodeDensity(**OPTIONS).fit(data)
+    return geode_jax.GeodeDensity(**QUICK).fit(data)
 
 
 def test_it_is_the_functional_core(model, data):
@@ -54,9 +53,9 @@ def test_multiple_imputation(model, data):
 
 
 def test_random_state(data):
-    first, second = (geode_jax.GeodeDensity(**OPTIONS).fit(data) for _ in range(2))
+    first, second = (geode_jax.GeodeDensity(**QUICK).fit(data) for _ in range(2))
     np.testing.assert_array_equal(first.sample(3), second.sample(3))
-    generator = geode_jax.GeodeDensity(**{**OPTIONS, "random_state": np.random.RandomState(0)}).fit(data)
+    generator = geode_jax.GeodeDensity(**{**QUICK, "random_state": np.random.RandomState(0)}).fit(data)
     assert not np.array_equal(generator.sample(3), generator.sample(3))
 
 
@@ -64,18 +63,19 @@ def test_clone_pickle_and_pipeline(model, data):
     assert clone(model).get_params() == model.get_params()
     loaded = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(loaded.score_samples(data), model.score_samples(data))
-    pipeline = make_pipeline(StandardScaler(), geode_jax.GeodeDensity(**OPTIONS)).fit(data)
+    pipeline = make_pipeline(StandardScaler(), geode_jax.GeodeDensity(**QUICK)).fit(data)
     assert np.isfinite(pipeline.score_samples(data)).all()
 
 
 def test_grid_search(data):
-    search = GridSearchCV(geode_jax.GeodeDensity(**OPTIONS), {"max_rank": [3]}, cv=2).fit(data)
+    splits = ShuffleSplit(2, test_size=0.2, random_state=0)
+    search = GridSearchCV(geode_jax.GeodeDensity(**QUICK), {"max_rank": [3]}, cv=splits).fit(data)
     assert np.isfinite(search.best_score_)
 
 
 def test_feature_names(data):
     frame = pd.DataFrame(data, columns=list("abcdef"))
-    fitted = geode_jax.GeodeDensity(**OPTIONS).fit(frame)
+    fitted = geode_jax.GeodeDensity(**QUICK).fit(frame)
     assert list(fitted.feature_names_in_) == list("abcdef")
     with pytest.raises(ValueError, match="feature names"):
         fitted.score_samples(frame[list("fedcba")])
@@ -83,7 +83,7 @@ def test_feature_names(data):
 
 def test_missing_values_in_fit(data):
     hidden = np.where(np.random.default_rng(0).random(data.shape) < 0.2, np.nan, data)
-    fitted = geode_jax.GeodeDensity(**OPTIONS).fit(pd.DataFrame(hidden, columns=list("abcdef")))
+    fitted = geode_jax.GeodeDensity(**QUICK).fit(pd.DataFrame(hidden, columns=list("abcdef")))
     assert np.isfinite(fitted.score_samples(pd.DataFrame(hidden, columns=list("abcdef")))).all()
     assert fitted.__sklearn_tags__().input_tags.allow_nan
 
@@ -108,7 +108,7 @@ def test_unfitted(kind, method, data):
 
 def test_errors(model, data):
     with pytest.raises(ValueError, match="infinity"):
-        geode_jax.GeodeDensity(**OPTIONS).fit(np.where(data > 60, np.inf, data))
+        geode_jax.GeodeDensity(**QUICK).fit(np.where(data > 60, np.inf, data))
     with pytest.raises(ValueError, match="5 features, but GeodeDensity is expecting 6"):
         model.score_samples(data[:, :5])
     with pytest.raises(ValueError, match="max_rank: expected an integer of at least 1, got 0"):
@@ -118,7 +118,7 @@ def test_errors(model, data):
 
 
 def test_progress_goes_to_standard_error(data, capsys):
-    geode_jax.GeodeDensity(**OPTIONS, progress=True).fit(data)
+    geode_jax.GeodeDensity(**QUICK, progress=True).fit(data)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "sweep 20 of 20" in captured.err

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ANY_NOISE, ANY_NOISE_SLOW
+from conftest import ANY_NOISE, ANY_NOISE_SLOW, QUICK
 
 import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
@@ -127,8 +127,7 @@ def test_numpyro_density(posterior):
 
 @pytest.fixture(scope="module")
 def model(data):
-    options = {"num_trees": 1, "max_rank": 2, "depth": 1, "num_warmup": 20, "num_samples": 20, "random_state": 0}
-    return geode_jax.GeodeDensity(**options).fit(data)
+    return geode_jax.GeodeDensity(**QUICK).fit(data)
 
 
 def test_far_rows_are_novel(model, data):

@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from conftest import QUICK
 
 import geode_jax
 from geode_jax._checks import check_columns
 from geode_jax.estimators.frames import like
 
-OPTIONS = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "depth": 1, "max_rank": 2, "random_state": 0}
 NUMBERS = {"length": [1.0, 2.0, None], "count": [1, 2, 3], "is new": [True, False, True]}
 OTHERS = {
     "city": ["Rome", "Oslo", None],
@@ -29,10 +29,10 @@ def test_columns_that_are_no_numbers_are_named(library):
         check_columns(frame)
     for estimator in (geode_jax.GeodeDensity, geode_jax.GeodeImputer):
         with pytest.raises(TypeError, match="'city'"):
-            estimator(**OPTIONS).fit(frame)
+            estimator(**QUICK).fit(frame)
     for estimator in (geode_jax.GeodeRegressor, geode_jax.GeodeClassifier):
         with pytest.raises(TypeError, match="'city'"):
-            estimator(**OPTIONS).fit(frame, [0, 1, 1])
+            estimator(**QUICK).fit(frame, [0, 1, 1])
     with pytest.raises(TypeError, match="X: expected columns of numbers, got 'city'"):
         geode_jax.fit(jax.random.key(0), frame)
 
@@ -51,12 +51,12 @@ def test_numbers_in_columns_of_objects_and_of_pandas_own_types():
 
 @pytest.mark.parametrize("library", [pd, pl, None])
 def test_tables_come_out_as_they_went_in(library, data):
-    rows = np.where(np.random.default_rng(0).random(data.shape) < 0.1, np.nan, data)
+    rows = np.where(np.random.default_rng(0).random(data.shape) < 0.2, np.nan, data)
     names = list("abcdef")
     table = rows if library is None else library.DataFrame(rows, **{"columns" if library is pd else "schema": names})
     if library is pd:
         table.index = [f"row {number}" for number in range(len(rows))]
-    model = geode_jax.GeodeDensity(**OPTIONS).fit(table)
+    model = geode_jax.GeodeDensity(**QUICK).fit(table)
     for values in (model.impute(table), *model.impute(table, interval=0.9)):
         assert type(values) is type(table)
         assert values.shape == rows.shape
@@ -74,7 +74,7 @@ def test_some_columns():
 
 
 def test_other_seeds_draw_other_rows(data):
-    model = geode_jax.GeodeDensity(**OPTIONS).fit(data)
+    model = geode_jax.GeodeDensity(**QUICK).fit(data)
     holes = np.where(np.random.default_rng(0).random(data[:5].shape) < 0.3, np.nan, data[:5])
     for draw in (lambda **seed: model.sample(3, **seed), lambda **seed: model.impute_draws(holes, 2, **seed)):
         np.testing.assert_array_equal(draw(), draw())

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import DICTIONARY, SAMPLER
+from conftest import DICTIONARY, QUICK, SAMPLER
 
 import geode_jax
 from geode_jax._runtime import jax_settings as module
@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 def _answers(data):
-    model = geode_jax.GeodeDensity(num_trees=2, max_rank=3, depth=2, num_warmup=40, num_samples=30, random_state=0)
+    model = geode_jax.GeodeDensity(**QUICK)
     model.fit(data)
     hidden = data[:5].copy()
     hidden[:, 1] = np.nan

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from conftest import SAMPLER
 from numpyro.infer import MCMC
 
 import geode_jax
@@ -30,7 +31,6 @@ DICTIONARY = geode_jax.DictionarySettings(
     missing_rows=geode_jax.MissingRows(num_candidates=5, num_groups=1),
 )
 MOST_ROUNDS = fill.MOST_ROUNDS
-SAMPLER = geode_jax.SamplerSettings(num_warmup=40, num_samples=30, segment_length=10)
 
 
 def _hide(data, kind):

@@ -137,6 +137,11 @@ def test_bad_arguments(forest, data):
     fine = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY, dtype="float64")
     with pytest.raises(ValueError, match="forest: expected float32 while"):
         _mcmc(GeodeKernel(fine), num_chains=1).run(jax.random.key(0))
+
+
+@pytest.mark.slow
+def test_a_forest_in_float64(data):
+    fine = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY, dtype="float64")
     with jax_settings(np.float64):
         mcmc = _mcmc(GeodeKernel(fine), num_chains=1, num_samples=5)
         mcmc.run(jax.random.key(0))

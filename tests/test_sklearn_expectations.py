@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from conftest import QUICK
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -23,7 +24,6 @@ from sklearn.preprocessing import StandardScaler
 from geode_jax import GeodeDensity, GeodeImputer
 from geode_jax.predict.conformal import p_values
 
-OPTIONS = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
 NAMES = list("abcdef")
 
 
@@ -37,12 +37,12 @@ def holes(data):
 
 @pytest.fixture(scope="module")
 def imputer(holes):
-    return GeodeImputer(**OPTIONS).fit(holes)
+    return GeodeImputer(**QUICK).fit(holes)
 
 
 @pytest.fixture(scope="module")
 def density(data):
-    return GeodeDensity(**OPTIONS).fit(data)
+    return GeodeDensity(**QUICK).fit(data)
 
 
 # impute/tests/test_impute.py and test_common.py
@@ -57,7 +57,7 @@ def test_shape_and_observed_values(imputer, holes):  # test_imputation_shape
 
 @pytest.mark.slow
 def test_fit_transform_is_fit_and_transform(imputer, holes):
-    np.testing.assert_array_equal(GeodeImputer(**OPTIONS).fit_transform(holes), imputer.transform(holes))
+    np.testing.assert_array_equal(GeodeImputer(**QUICK).fit_transform(holes), imputer.transform(holes))
 
 
 def test_transform_has_no_chance_in_it(imputer, holes):  # test_iterative_imputer_transform_stochasticity
@@ -75,7 +75,7 @@ def test_complete_rows_come_back(imputer, data):  # test_iterative_imputer_no_mi
 
 
 def test_missing_at_transform_only(density, data):  # test_iterative_imputer_missing_at_transform
-    fitted = GeodeImputer(**OPTIONS).fit(data)
+    fitted = GeodeImputer(**QUICK).fit(data)
     new = data[:5].copy()
     new[:, 3] = np.nan
     assert np.isfinite(fitted.transform(new)).all()
@@ -94,7 +94,7 @@ def test_empty_features(data):  # test_imputation_mean_median, test_keep_empty_f
     hidden[:, 2] = np.nan
     for keep in (False, True):
         with pytest.warns(UserWarning, match="features without any observed value"):
-            found = GeodeImputer(keep_empty_features=keep, **OPTIONS).fit_transform(hidden)
+            found = GeodeImputer(keep_empty_features=keep, **QUICK).fit_transform(hidden)
         assert found.shape == (90, 6 if keep else 5)
         assert not keep or (found[:, 2] == 0.0).all()
 
@@ -115,7 +115,7 @@ def test_sparse_input_is_refused(imputer, holes):  # test_imputers_add_indicator
 @pytest.mark.parametrize("library", [pd, pl])
 def test_set_output(imputer, holes, library):  # test_imputers_feature_names_out_pandas
     frame = library.DataFrame(holes, schema=NAMES) if library is pl else pd.DataFrame(holes, columns=NAMES)
-    named = GeodeImputer(**OPTIONS).set_output(transform=library.__name__).fit(frame)
+    named = GeodeImputer(**QUICK).set_output(transform=library.__name__).fit(frame)
     found = named.transform(frame)
     assert isinstance(found, library.DataFrame)
     assert list(found.columns) == NAMES
@@ -147,7 +147,7 @@ def test_type_of_the_input(imputer, holes, dtype):  # test_imputers_dtype_preser
 
 def test_input_is_not_changed(holes):  # test_imputation_copy
     given = holes.copy()
-    GeodeImputer(**OPTIONS).fit(given).transform(given)
+    GeodeImputer(**QUICK).fit(given).transform(given)
     np.testing.assert_array_equal(given, holes)
 
 
@@ -169,16 +169,16 @@ def test_low_rank_tables_are_recovered():  # test_iterative_imputer_additive_mat
     truth = rng.normal(size=(90, 1)) @ rng.normal(size=(1, 6)) + rng.normal(size=6)
     hidden = np.where(rng.random(truth.shape) < 0.2, np.nan, truth)
     shown = ~np.isnan(hidden).all(axis=1)
-    found = GeodeImputer(**{**OPTIONS, "num_warmup": 60}).fit_transform(hidden[shown])
+    found = GeodeImputer(**{**QUICK, "num_warmup": 60}).fit_transform(hidden[shown])
     error = np.abs(found - truth[shown])[np.isnan(hidden[shown])]
     assert np.median(error) < 0.05 * truth.std()
 
 
 @pytest.mark.slow
 def test_pipeline_and_search_of_an_imputer(holes, data):  # test_imputation_pipeline_grid_search
-    pipeline = make_pipeline(GeodeImputer(**OPTIONS), StandardScaler())
+    pipeline = make_pipeline(GeodeImputer(**QUICK), StandardScaler())
     assert np.isfinite(pipeline.fit_transform(holes)).all()
-    union = make_union(GeodeImputer(**OPTIONS), SimpleImputer())
+    union = make_union(GeodeImputer(**QUICK), SimpleImputer())
     assert union.fit_transform(holes).shape == (90, 12)
 
 
@@ -215,27 +215,27 @@ def test_density_of_samples_is_that_of_rows(density, data):  # test_score: the f
 
 
 def test_same_seed_same_fit(density, data):  # test_init, test_gaussian_mixture_fit_predict_n_init
-    again = GeodeDensity(**OPTIONS).fit(data)
+    again = GeodeDensity(**QUICK).fit(data)
     np.testing.assert_array_equal(again.score_samples(data), density.score_samples(data))
-    other = GeodeDensity(**{**OPTIONS, "random_state": 1}).fit(data)
+    other = GeodeDensity(**{**QUICK, "random_state": 1}).fit(data)
     assert not np.array_equal(other.score_samples(data), density.score_samples(data))
 
 
 @pytest.mark.slow
 def test_fit_forgets_the_last_fit(density, data):  # test_warm_start, which is off by default
-    model = GeodeDensity(**OPTIONS).fit(data[::-1] * 3.0)
+    model = GeodeDensity(**QUICK).fit(data[::-1] * 3.0)
     np.testing.assert_array_equal(model.fit(data).score_samples(data), density.score_samples(data))
 
 
 def test_scaled_data(density, data):  # test_property: densities follow a change of units
-    scaled = GeodeDensity(**OPTIONS).fit(1000.0 * data)
+    scaled = GeodeDensity(**QUICK).fit(1000.0 * data)
     assert scaled.score(1000.0 * data) == pytest.approx(density.score(data) - 6 * np.log(1000.0), abs=0.5)
 
 
 def test_a_duplicated_feature(data):  # test_regularisation, test_gaussian_mixture_fit_convergence
     """A singular covariance is no error, and densities stay finite."""
     doubled = np.concatenate([data[:, :5], data[:, :1]], axis=1)
-    assert np.isfinite(GeodeDensity(**OPTIONS).fit(doubled).score_samples(doubled)).all()
+    assert np.isfinite(GeodeDensity(**QUICK).fit(doubled).score_samples(doubled)).all()
 
 
 # neighbors/tests/test_kde.py and test_lof.py
@@ -244,7 +244,7 @@ def test_a_duplicated_feature(data):  # test_regularisation, test_gaussian_mixtu
 @pytest.mark.slow
 def test_density_has_integral_one():  # test_kernel_density
     x = np.random.default_rng(0).normal(size=(90, 1)) + 3.0
-    model = GeodeDensity(**OPTIONS).fit(x)
+    model = GeodeDensity(**QUICK).fit(x)
     grid = np.linspace(-30.0, 36.0, 20_001)
     total = np.trapezoid(np.exp(model.score_samples(grid[:, None])), grid)
     assert total == pytest.approx(1.0, abs=0.01)
@@ -252,11 +252,9 @@ def test_density_has_integral_one():  # test_kernel_density
 
 @pytest.mark.slow
 def test_pipeline_and_search_of_a_density(data):  # test_kde_pipeline_gridsearch
-    search = GridSearchCV(
-        make_pipeline(StandardScaler(), GeodeDensity(**OPTIONS)), {"geodedensity__max_rank": [3]}, cv=2
-    )
+    search = GridSearchCV(make_pipeline(StandardScaler(), GeodeDensity(**QUICK)), {"geodedensity__max_rank": [3]}, cv=2)
     assert np.isfinite(search.fit(data).best_score_)
-    assert cross_val_score(GeodeDensity(**OPTIONS), data, cv=2).shape == (2,)
+    assert cross_val_score(GeodeDensity(**QUICK), data, cv=2).shape == (2,)
 
 
 def test_joblib_and_pickle_of_a_density(density, data):  # test_pickling
@@ -268,7 +266,7 @@ def test_joblib_and_pickle_of_a_density(density, data):  # test_pickling
 
 def test_sample_weight_is_refused(data):  # test_kde_sample_weights
     with pytest.raises(TypeError, match="sample_weight"):
-        GeodeDensity(**OPTIONS).fit(data, sample_weight=np.ones(90))
+        GeodeDensity(**QUICK).fit(data, sample_weight=np.ones(90))
 
 
 def test_a_far_row_is_the_most_novel(density, data):  # test_lof

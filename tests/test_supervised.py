@@ -87,7 +87,7 @@ def test_one_response_keeps_its_shape(linear):
 @pytest.fixture(scope="module")
 def labelled():
     rng = np.random.default_rng(0)
-    labels = np.repeat(["tea", "milk", "water"], [50, 40, 30])
+    labels = np.repeat(["tea", "milk", "water"], [45, 40, 35])
     centres = {"tea": 0.0, "milk": 2.0, "water": 4.0}
     X = np.array([centres[label] for label in labels])[:, None] + rng.normal(size=(120, 4)) * [0.3, 0.5, 1.0, 3.0]
     return X, labels

@@ -9,7 +9,7 @@ import numpy as np
 from geode_jax._runtime.buffers import aligned_zeros, release_free_memory
 from geode_jax._typing import Array
 from geode_jax.forest.dictionaries import Learned
-from geode_jax.forest.partial_statistics import group_rows, reduce_rows, stack_trees
+from geode_jax.forest.partial_statistics import Grouping, group_rows, reduce_rows, stack_trees
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.statistics import add_cross_fitted, candidate_statistics, without_folds, zero_statistics
 from geode_jax.learning.borrowing import rows_nearby, typical_noise
@@ -55,11 +55,12 @@ def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatisti
 
 
 def zero_parts(
-    partitions: list[Partition], rank: int, plan: Plan, dtype: np.dtype
-) -> tuple[Dictionary, AnyStatistics, Borrowed]:
-    """Zeros in the shapes of what freezing gives for complete rows.
+    partitions: list[Partition], rank: int, plan: Plan, dtype: np.dtype, grouping: Grouping | None
+) -> tuple[Dictionary, AnyStatistics, PartialRows | None, Borrowed]:
+    """Zeros in the shapes of what freezing gives; `grouping`: the places of the rows with missing features.
 
-    To be called in ``jax.eval_shape``: the arrays are as large as those of the fit.
+    To be called in ``jax.eval_shape``: the arrays are as large as those of the fit. The grouping must be one where
+    every row has its own matrices: how many matrices rows share depends on their candidates.
     """
 
     def real(*shape: int) -> Array:
@@ -73,14 +74,31 @@ def zero_parts(
     centres, bases = real(num_nodes, plan.num_features), real(num_nodes, plan.num_features, rank)
     dictionary = Dictionary(tree, centres, bases, integer(num_nodes))
     borrowed = Borrowed(real(num_nodes), real(num_nodes, rank), real(partitions[0].depth + 1))
+    partial = None
+    if grouping is not None:
+        at = *grouping.rows.shape, _partial_width(partitions, plan)
+        matrices = at[0], at[1] * at[2]
+        partial = PartialRows(
+            node=integer(*at),
+            entry=None,
+            entry_node=integer(*matrices),
+            gram=real(*matrices, rank, rank),
+            root=real(*matrices, rank, rank),
+            cross=real(*at, rank),
+            start=real(*at, rank),
+            remainder=real(*at, rank),
+            residual=real(*at),
+            num_observed=real(*at[:2]),
+            num_missing=real(*at[:2]),
+        )
     width = plan.num_candidates(rank)
-    if width >= num_nodes:
+    if width >= num_nodes or plan.num_rows == plan.num_partial:
         every = Statistics(real(num_nodes, places), real(num_nodes, places, rank), integer())
-        return dictionary, every, borrowed
+        return dictionary, every, partial, borrowed
     num_blocks = num_blocks_of(width * places, num_nodes)
     pairs = real(1, num_blocks * BLOCK), real(1, num_blocks * BLOCK, rank), integer(1, num_blocks)
     by_row = integer(width, places), integer(width, places)
-    return dictionary, CandidateStatistics(*pairs, *by_row, integer()), borrowed
+    return dictionary, CandidateStatistics(*pairs, *by_row, integer()), partial, borrowed
 
 
 def _frozen(learned: Learned) -> Dictionary:
@@ -135,22 +153,32 @@ def freeze_partial_rows(learned: Learned, plan: Plan) -> PartialRows | None:
         return None
     rows = training.partial
     pairs = list(zip(learned.partitions, learned.subspaces, strict=True))
-    width = min(plan.partial_candidates, *(int(partition.is_present.sum()) for partition, _ in pairs))
+    width = _partial_width(learned.partitions, plan)
     candidates = [search_candidates(training, rows, *pair, width) for pair in pairs]
     own = np.zeros(rows.size, dtype=int) if training.folds is None else training.folds[rows]
     block = training.taken(rows)._replace(folds=own)
-    grouping = group_rows(block.mask, own, 1)
-    num_groups = plan.request.missing_rows.num_groups
-    if num_groups is None:
-        rank = learned.subspaces[0].bases.shape[3]
-        matrices = grouping.num_matrices * width
-        num_groups = int(np.clip(np.ceil(matrices * rank**3 / GROUP_COST), 1, 4))
-    grouping = group_rows(block.mask, own, min(num_groups, rows.size))
+    grouping = partial_grouping(block.mask, own, learned.partitions, learned.chosen.rank, plan)
     reduced = [
         reduce_rows(without_folds(subspaces, training.folds), block, nodes, grouping)
         for (_, subspaces), nodes in zip(pairs, candidates, strict=True)
     ]
     return stack_trees(reduced)
+
+
+def partial_grouping(
+    is_observed: np.ndarray, folds: np.ndarray, partitions: list[Partition], rank: int, plan: Plan
+) -> Grouping:
+    """The places of rows with missing features, (n_m, D), in as many groups as a sweep over them is to be divided."""
+    num_groups = plan.request.missing_rows.num_groups
+    if num_groups is None:
+        matrices = group_rows(is_observed, folds, 1).num_matrices * _partial_width(partitions, plan)
+        num_groups = int(np.clip(np.ceil(matrices * rank**3 / GROUP_COST), 1, 4))
+    return group_rows(is_observed, folds, min(num_groups, is_observed.shape[0]))
+
+
+def _partial_width(partitions: list[Partition], plan: Plan) -> int:
+    """How many candidates a row with missing features has in every tree."""
+    return min(plan.partial_candidates, *(int(partition.is_present.sum()) for partition in partitions))
 
 
 def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: list[np.ndarray]) -> Dictionary:

@@ -16,7 +16,14 @@ from geode_jax.forest.dictionaries import learn
 from geode_jax.forest.feature_scales import divide_by_units
 from geode_jax.forest.fill import fill_conditionally
 from geode_jax.forest.forest import Forest
-from geode_jax.forest.freeze import freeze_borrowed, freeze_forest, freeze_partial_rows, zero_parts
+from geode_jax.forest.freeze import (
+    freeze_borrowed,
+    freeze_forest,
+    freeze_partial_rows,
+    partial_grouping,
+    zero_parts,
+)
+from geode_jax.forest.partial_statistics import Grouping
 from geode_jax.forest.plan import Plan
 from geode_jax.learning.first_fill import fill_low_rank
 from geode_jax.model.found import Found
@@ -84,7 +91,7 @@ def grow_in_frame(
     An array `x` is modified in place: it is divided by the units and noise scales of the features. With wide data it
     is released once it is no longer needed, unless the caller holds a reference. A view stays one unless entries are
     missing or a noise covariance is used. `on_shapes` is called with a forest of shapes in place of arrays as soon as
-    these are known, while most of the work is still to do; not if entries are missing.
+    these are known, while work is still to do; not if many rows miss the same features.
     """
     drop_programs_if_many()
     num_rows, num_features = x.shape
@@ -109,22 +116,28 @@ def grow_in_frame(
         training.append(fill_conditionally(training.pop(), plan, seeds, part_of(show, 0.0, 0.5, "filling: ")))
         show_learning = part_of(show, 0.5, 1.0)
     dtype = training[0].x.dtype
+    partial = training[0].partial
+    own = np.zeros(partial.size, dtype=int) if folds is None else folds[partial]
 
     def on_rank(partitions: list[Partition], rank: int) -> None:
-        if is_observed is None:
-            on_shapes(_forest_of_shapes(partitions, rank, plan, dtype))
+        grouping = None
+        if is_observed is not None:
+            grouping = partial_grouping(is_observed[partial], own, partitions, rank, plan)
+            if grouping.is_shared:
+                return
+        on_shapes(_forest_of_shapes(partitions, rank, plan, dtype, grouping))
 
     # `pop`, so that only `learn` refers to the rows
     learned = learn(training.pop(), plan, seeds, show_learning, on_rank)
     show(1.0, "learned dictionaries")
-    partial = freeze_partial_rows(learned, plan)
+    partial_rows = freeze_partial_rows(learned, plan)
     borrowed = freeze_borrowed(learned, plan)
     dictionary, statistics, probe = freeze_forest(learned, plan)
     chosen = learned.chosen
     return Forest(
         dictionary=dictionary,
         statistics=statistics,
-        partial=partial,
+        partial=partial_rows,
         borrowed=borrowed,
         probe=probe,
         shift=frame.shift,
@@ -140,16 +153,18 @@ def grow_in_frame(
     )
 
 
-def _forest_of_shapes(partitions: list[Partition], rank: int, plan: Plan, dtype: np.dtype) -> Forest:
-    """A forest of complete rows with shapes in place of its arrays.
+def _forest_of_shapes(
+    partitions: list[Partition], rank: int, plan: Plan, dtype: np.dtype, grouping: Grouping | None
+) -> Forest:
+    """A forest with shapes in place of its arrays.
 
     They are known before its dictionaries are, so the sampler can be compiled meanwhile.
     """
 
     def forest() -> Forest:
-        dictionary, statistics, borrowed = zero_parts(partitions, rank, plan, dtype)
+        dictionary, statistics, partial, borrowed = zero_parts(partitions, rank, plan, dtype, grouping)
         nowhere = np.zeros(plan.num_features)
         found = Found(rank, None, plan.num_candidates(rank))
-        return Forest(dictionary, statistics, None, borrowed, None, nowhere, nowhere, plan.request, found)
+        return Forest(dictionary, statistics, partial, borrowed, None, nowhere, nowhere, plan.request, found)
 
     return jax.eval_shape(forest)
