@@ -154,7 +154,7 @@ def grow_in_frame(
 
 
 def _forest_of_shapes(
-    partitions: list[Partition], rank: int, plan: Plan, dtype: np.dtype, grouping: Grouping | None
+    partitions: list[Partition], rank: int, plan: Plan, dtype: np.dtype, grouping: Grouping | None = None
 ) -> Forest:
     """A forest with shapes in place of its arrays.
 
