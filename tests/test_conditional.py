@@ -70,7 +70,7 @@ def test_draws_have_the_density_of_log_prob(posterior, rows):
     conditional = geode_jax.condition(posterior, hidden, **OPTIONS)
     draws = conditional.sample(jax.random.key(1), 640)[:, 0]
     at_draws = geode_jax.condition(posterior, np.repeat(hidden, 640, axis=0), **OPTIONS).log_prob(draws)
-    axes = [np.linspace(draws[:, j].min() - 20, draws[:, j].max() + 20, 50) for j in (1, 4)]
+    axes = [np.linspace(draws[:, j].min() - 20, draws[:, j].max() + 20, 40) for j in (1, 4)]
     first, second = (part.ravel() for part in np.meshgrid(*axes, indexing="ij"))
     values = np.repeat(rows[:1], first.size, axis=0)
     values[:, 1], values[:, 4] = first, second

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import QUICK
+from conftest import DICTIONARY, QUICK, SAMPLER
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, ShuffleSplit
@@ -123,5 +123,5 @@ def test_progress_goes_to_standard_error(data, capsys):
     assert captured.out == ""
     assert "sweep 20 of 20" in captured.err
     assert "100%" in captured.err
-    geode_jax.fit(jax.random.key(0), data, dictionary=geode_jax.DictionarySettings(num_trees=1))
+    geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)
     assert capsys.readouterr().err == ""

@@ -243,7 +243,7 @@ def test_float32_and_float64_agree(data):
 
 @pytest.mark.parametrize(
     "shape",
-    [(5, 1), (6, 40), *(pytest.param(rest, marks=pytest.mark.slow) for rest in ((2, 3), (5, 4), (30, 2), (25, 60)))],
+    [(6, 40), *(pytest.param(rest, marks=pytest.mark.slow) for rest in ((5, 1), (2, 3), (5, 4), (30, 2), (25, 60)))],
     ids=lambda shape: "x".join(map(str, shape)),
 )
 def test_odd_shapes(shape):

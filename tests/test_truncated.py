@@ -1,5 +1,7 @@
 """The truncated gamma, by draws and by moves, and its normaliser, against mpmath."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import mpmath
@@ -111,12 +113,17 @@ def test_moves_keep_the_truncated_gamma():
     """From draws, and from anywhere: a Metropolis step that takes nine in ten proposals, and never one that is not."""
     points = jnp.asarray([(np.log(shape), rate) for shape, rate in GRID], jnp.float32)
     tiled = tuple(jnp.tile(points[:, i : i + 1], (1, NUM_DRAWS)) for i in (0, 1))
-    move = jax.jit(move_log_truncated_gamma, compiler_options=small.OPTIMISED)
-    for start in (draw_log_truncated_gamma(jax.random.key(0), *tiled), jnp.full_like(tiled[0], -70.0), 0 * tiled[0]):
+
+    @functools.partial(jax.jit, compiler_options=small.OPTIMISED)
+    def moved(log_t, number):
+        uniforms = Uniforms(jax.random.key(number), 2 * log_t.size, np.float32).take(2, *log_t.shape)
+        return move_log_truncated_gamma(uniforms, log_t, *tiled)
+
+    draw = jax.jit(draw_log_truncated_gamma, compiler_options=small.OPTIMISED)
+    for start in (draw(jax.random.key(0), *tiled), jnp.full_like(tiled[0], -70.0), 0 * tiled[0]):
         log_t = start
         for number in range(8):
-            uniforms = Uniforms(jax.random.key(number + 1), 2 * log_t.size, np.float32).take(2, *log_t.shape)
-            log_t, last = move(uniforms, log_t, *tiled), log_t
+            log_t, last = moved(log_t, number + 1), log_t
         assert np.mean(np.asarray(log_t != last), axis=1).min() > 0.88
         p_values = [
             stats.kstest(np.exp(np.asarray(draws, np.float64)), _cdf(*point)).pvalue
