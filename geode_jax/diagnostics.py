@@ -102,12 +102,12 @@ def _problems(posterior: Posterior, X: ArrayLike | None) -> str:
         " directions cannot be compared; run with adaptation=None to compare them"
         for tree in np.flatnonzero(differs)
     ]
-    chances = posterior.intrinsic_dimension_probabilities
-    limit = posterior.found.span_rank or posterior.num_features
-    if chances[-1] > 0.5 and chances.size - 1 < limit:
+    rank = posterior.found.rank
+    if posterior.intrinsic_dimension is None and rank < posterior.num_features - 1:
+        share = posterior.intrinsic_dimension_probabilities[-1]
         problems.append(
-            f"{chances[-1]:.0%} of the rows use all {chances.size - 1} directions: the intrinsic dimension is cut off"
-            " by max_rank; raise it"
+            f"{share:.0%} of the rows use all {rank} directions, more than use any other number: the data tell of no"
+            " intrinsic dimension up to max_rank; raise it if they may have one beyond"
         )
     problems += _complaints_about_scales(posterior)
     lost = 0.0 if posterior.lost_mass is None else float(np.mean(posterior.lost_mass))

@@ -80,9 +80,16 @@ def test_slow_mixing_is_told(clean):
 
 def test_a_rank_that_is_cut_off_is_told(clean):
     cut = eqx.tree_at(lambda it: it.draws.dimension, clean, np.full_like(clean.draws.dimension, 3))
-    # a span of rank 3 would be the limit
-    cut = dataclasses.replace(cut, found=dataclasses.replace(cut.found, span_rank=None))
-    assert "100% of the rows use all 3 directions" in diagnostics.report(cut)
+    assert cut.found.rank_limit == 3
+    # older files do not say what the limit was; the settings do
+    for limit in (3, None):
+        limited = dataclasses.replace(cut, found=dataclasses.replace(cut.found, rank_limit=limit))
+        assert limited.intrinsic_dimension is None
+        assert "100% of the rows use all 3 directions" in diagnostics.report(limited)
+    # held-out rows chose 3 of 5
+    chosen = dataclasses.replace(cut, found=dataclasses.replace(cut.found, rank_limit=5))
+    assert chosen.intrinsic_dimension == 3
+    assert "use all" not in diagnostics.report(chosen)
 
 
 def test_chains_that_stand_still_apart_are_told(clean):

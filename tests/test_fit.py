@@ -161,7 +161,8 @@ def test_intrinsic_dimension_of_a_plane():
         dictionary=geode_jax.DictionarySettings(num_trees=1, depth=0, max_rank=6),
         sampler=geode_jax.SamplerSettings(num_warmup=200, num_samples=50),
     )
-    assert fitted.intrinsic_dimension == 2
+    assert fitted.intrinsic_dimension == 2  # of at most six
+    assert (fitted.found.rank, fitted.found.rank_limit) == (2, 6)
     assert fitted.intrinsic_dimension_probabilities[2] > 0.95
     np.testing.assert_array_less(fitted.inclusion_probabilities[2:], 0.05)
 

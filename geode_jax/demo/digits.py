@@ -78,10 +78,12 @@ def _findings(model: GeodeDensity) -> str:
     chances = posterior.intrinsic_dimension_probabilities
     cumulative = np.cumsum(chances)
     low, high = (int(np.searchsorted(cumulative, level)) for level in (0.05, 0.95))
+    dimension = model.intrinsic_dimension_
+    found = f"none below {posterior.found.rank}" if dimension is None else str(dimension)
     return (
         f"  weight by scale (0 is the whole data set)  {used}\n"
         f"  noise sd by scale, in grey levels          {noise}\n"
-        f"  intrinsic dimension                        {model.intrinsic_dimension_} (90% of rows: {low} to {high})"
+        f"  intrinsic dimension                        {found} (90% of rows: {low} to {high})"
     )
 
 

@@ -149,6 +149,7 @@ def grow_in_frame(
             span_rank=None if chosen.span is None else chosen.span.bases.shape[2],
             num_candidates=plan.num_candidates(chosen.rank),
             decisions=(*about_units, *chosen.decisions),
+            rank_limit=plan.max_rank,
         ),
     )
 

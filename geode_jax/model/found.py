@@ -32,13 +32,14 @@ class Found:
 
     `rank`: directions per node. `span_rank`: directions of the span shared by all nodes; None without one.
     `num_candidates`: nodes of a tree that a complete row may belong to. `decisions`: what was chosen, and why; empty
-    for files of the first format.
+    for files of the first format. `rank_limit`: the most directions that could have been found; None in older files.
     """
 
     rank: int
     span_rank: int | None
     num_candidates: int
     decisions: tuple[Decision, ...] = ()
+    rank_limit: int | None = None
 
     def to_header(self) -> dict[str, Any]:
         """As a dictionary for the header of a file."""
@@ -49,6 +50,7 @@ class Found:
         """The inverse of :meth:`to_header`."""
         decisions = tuple(Decision(**each) for each in header["decisions"])
         sizes = header["rank"], header["span_rank"], header["num_candidates"]
-        if not all(isinstance(size, int) and size > 0 for size in (sizes[0], sizes[1] or 1, sizes[2])):
-            raise ValueError(f"rank, span_rank and num_candidates are {sizes}, not sizes")
-        return cls(*sizes, decisions)
+        limit = header.get("rank_limit")
+        if not all(isinstance(size, int) and size > 0 for size in (sizes[0], sizes[1] or 1, sizes[2], limit or 1)):
+            raise ValueError(f"rank, span_rank, num_candidates and rank_limit are {(*sizes, limit)}, not sizes")
+        return cls(*sizes, decisions, limit)

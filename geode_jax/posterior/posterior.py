@@ -170,9 +170,15 @@ class Posterior(eqx.Module):
         return np.where(np.asarray(self.dictionary.tree.is_present)[..., None], probabilities, np.nan)
 
     @property
-    def intrinsic_dimension(self) -> int:
-        """Posterior mode of the intrinsic dimension."""
-        return int(np.argmax(self.intrinsic_dimension_probabilities))
+    def intrinsic_dimension(self) -> int | None:
+        """Posterior mode of the intrinsic dimension; None if the data tell of none.
+
+        That is where the mode is the most directions that a node could have had (`max_rank`, or what it is by default).
+        The rows then vary by more than the noise in at least so many directions, with no end in sight.
+        """
+        mode = int(np.argmax(self.intrinsic_dimension_probabilities))
+        limit = self.found.rank_limit or self.dictionary_settings.max_rank
+        return None if mode == self.found.rank == limit else mode
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one ``.npz`` file, without pickle; an interrupted write leaves no partial file."""
