@@ -26,7 +26,7 @@ FEATURE_NUMBERS = 4
 def zero_statistics(shape: tuple[int, int, int, int], num_rows: int, dtype: DTypeLike) -> Statistics:
     """Zeros for the statistics of a forest, (F, K, places, d), before :func:`add_cross_fitted`."""
     tables = np.zeros(shape[:3], dtype), np.zeros(shape, dtype), np.full(shape[0], num_rows, np.int32)
-    # donated later on, so they must not be NumPy's memory
+    # the program that fills them in takes their memory, which must not be NumPy's
     return Statistics(*jax.device_put(tables, may_alias=False))
 
 

@@ -48,7 +48,8 @@ def choose_units(
 
     Both are tried on a sample of rows and features: a tree is grown, and noise scales are learned on top, by
     ``learn_scales(rows, is_observed, cells)``. Deviations are used only if they clearly raise the held-out density of
-    the rows, Jacobian included, and by more than `LEAST_GAIN` per feature.
+    the rows, Jacobian included, and by more than `LEAST_GAIN` per feature. Missing entries are filled once, where every
+    feature has its own unit, and only observed entries count.
     """
     ones = np.ones(x.shape[1])
     deviations, num_constant = _deviations(x)
@@ -61,19 +62,21 @@ def choose_units(
     sample = sample[~np.isnan(sample).all(axis=1)]
     is_observed = ~np.isnan(sample)
     num_rows = sample.shape[0]
+    own = deviations[features]
+    seen = None if is_observed.all() else is_observed
+    if seen is not None:
+        sample = fill_low_rank(as_array(View(sample, own)), seen, max_rank, seed) * own.astype(sample.dtype)
     fewest = min(tree.min_cell_size, max(2, num_rows // 4))
     depth = min(tree.depth, default_depth(num_rows, 2 * fewest))
 
     def held_out(units: np.ndarray) -> np.ndarray:
         scaled = as_array(View(sample, units))
-        seen = None if is_observed.all() else is_observed
-        filled = scaled if seen is None else fill_low_rank(scaled, seen, max_rank, seed)
-        graph = neighbour_graph(filled, tree.num_neighbors, seed)
-        cells = middle_cells(partition_rows(filled, graph, depth, fewest, seed))
-        found = learn_scales(filled, seen, cells)
+        graph = neighbour_graph(scaled, tree.num_neighbors, seed)
+        cells = middle_cells(partition_rows(scaled, graph, depth, fewest, seed))
+        found = learn_scales(scaled, seen, cells)
         return found.log_density - is_observed[found.rows] @ np.log(units)
 
-    gain = Gain.of(held_out(deviations[features]) - held_out(ones[features]))
+    gain = Gain.of(held_out(own) - held_out(ones[features]))
     is_taken = gain.is_clear and gain.mean > LEAST_GAIN * features.size
     return UnitsTrial(deviations if is_taken else ones, gain, num_constant)
 
