@@ -6,9 +6,9 @@ apart. Reported for 100 new rows: the share whose posterior mode is the truth, a
 in their 95% intervals given the other half. Estimators of scikit-dimension (`pip install '.[rivals]'`) say one
 number for all rows, and one for every row from its 100 nearest neighbours; right is what rounds to the truth.
 
-Real data: all rows of tables, standardised, and of pictures; ours is the posterior mode, and where 90% of the rows are.
-A curved sheet of two dimensions, with little noise, shows what bending within a cell does. Results are written one by
-one: a run goes on where the last one ended.
+Real data: the distinct rows of tables, standardised, and pictures as they are; ours is the posterior mode, and where
+90% of the rows are. A curved sheet of two dimensions, with little noise, shows what bending within a cell does. Results
+are written one by one: a run goes on where the last one ended.
 
 python -m benchmarks.dimension [--quick] [--data FOLDER]
 """
@@ -63,7 +63,7 @@ TABLES = {
     "diabetes": datasets.load_diabetes,
     "breast cancer": datasets.load_breast_cancer,
 }
-REAL = (*TABLES, "digits", "Frey faces", "curved sheet")
+REAL = (*TABLES, "digits", "curved sheet", "Frey faces")
 
 
 def real_rows(name: str, folder: str | None) -> np.ndarray:

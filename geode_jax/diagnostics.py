@@ -103,11 +103,12 @@ def _problems(posterior: Posterior, X: ArrayLike | None) -> str:
         for tree in np.flatnonzero(differs)
     ]
     rank = posterior.found.rank
-    if posterior.intrinsic_dimension is None and rank < posterior.num_features - 1:
+    num_rows = int(np.asarray(posterior.draws.count[0, 0, 0]).sum())
+    if posterior.intrinsic_dimension is None and rank < min(num_rows, posterior.num_features) - 1:
         share = posterior.intrinsic_dimension_probabilities[-1]
         problems.append(
-            f"{share:.0%} of the rows use all {rank} directions, more than use any other number: the data tell of no"
-            " intrinsic dimension up to max_rank; raise it if they may have one beyond"
+            f"{share:.0%} of the rows use all {rank} directions, the commonest number and the most allowed: the"
+            " intrinsic dimension may be larger; raise max_rank to see"
         )
     problems += _complaints_about_scales(posterior)
     lost = 0.0 if posterior.lost_mass is None else float(np.mean(posterior.lost_mass))

@@ -117,6 +117,15 @@ def test_info(folder, capsys):
     assert all(choice in text for choice in found["choices"])
 
 
+def test_info_without_an_intrinsic_dimension(folder, capsys, monkeypatch):
+    monkeypatch.setattr(geode_jax.Posterior, "intrinsic_dimension", None)
+    assert run(["info", str(folder / "model.npz"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["intrinsic_dimension"] is None
+    assert run(["info", str(folder / "model.npz")]) == 0
+    assert f"none below {found['directions_per_node']}\n" in capsys.readouterr().out
+
+
 def test_failures_are_one_line(folder, capsys):
     """Exit code 1, one line that names the file and what is wrong with it, and no file left behind."""
     model, out = str(folder / "model.npz"), folder / "none.csv"

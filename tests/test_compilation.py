@@ -91,6 +91,14 @@ def test_shapes_are_known_before_dictionaries(data, dtype, settings):
     assert foreseen == [forest]
 
 
+def _with_own_patterns(data, num_complete):
+    is_hidden = np.random.default_rng(0).random(data.shape) < 0.5
+    row = np.arange(len(data))
+    is_hidden[row, row % 6], is_hidden[row, (row + 1) % 6] = True, False
+    is_hidden[:num_complete] = False
+    return np.where(is_hidden, np.nan, data)
+
+
 @pytest.mark.parametrize("num_complete", [30, 0])
 @pytest.mark.parametrize(
     "settings",
@@ -103,12 +111,9 @@ def test_shapes_are_known_before_dictionaries(data, dtype, settings):
     ids=str,
 )
 def test_shapes_are_known_where_rows_miss_features_of_their_own(data, settings, num_complete):
-    is_hidden = np.random.default_rng(0).random(data.shape) < 0.5
-    is_hidden[np.arange(90), np.arange(90) % 6] = True
-    is_hidden[np.arange(90), (np.arange(90) + 1) % 6] = False
-    is_hidden[:num_complete] = False
-    forest, foreseen = _foreseen(np.where(is_hidden, np.nan, data), settings, "float32")
-    assert foreseen == [forest]
+    for dtype in ("float32", "float64"):
+        forest, foreseen = _foreseen(_with_own_patterns(data, num_complete), settings, dtype)
+        assert foreseen == [forest]
 
 
 def test_nothing_is_foreseen_where_rows_share_matrices(data):
@@ -120,13 +125,15 @@ def test_nothing_is_foreseen_where_rows_share_matrices(data):
 
 @pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("generator", ["threefry2x32", pytest.param("rbg", marks=pytest.mark.slow)])
-def test_programs_are_compiled_ahead_and_once(data, caplog, generator):
+@pytest.mark.parametrize("is_partial", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_programs_are_compiled_ahead_and_once(data, caplog, generator, is_partial):
     """In a thread of their own; the sampler then finds them."""
+    x = _with_own_patterns(data, 30) if is_partial else data
     dictionary = dataclasses.replace(DICTIONARY, num_trees=3)  # a shape of its own
     sampler = dataclasses.replace(SAMPLER, segment_length=7)
     jax.config.update("jax_log_compiles", True)
     try:
-        geode_jax.fit(jax.random.key(0, impl=generator), data, dictionary=dictionary, sampler=sampler)
+        geode_jax.fit(jax.random.key(0, impl=generator), x, dictionary=dictionary, sampler=sampler)
     finally:
         jax.config.update("jax_log_compiles", False)
     for step in ("Compiling", "Finished XLA compilation of"):

@@ -4,8 +4,8 @@ import equinox as eqx
 import numpy as np
 import pytest
 
-from geode_jax import GammaPrior, Prior, diagnostics
-from geode_jax.model.found import Decision
+from geode_jax import GammaPrior, Posterior, Prior, diagnostics
+from geode_jax.model.found import Decision, Found
 
 
 def _with_log_joint(posterior, values):
@@ -81,15 +81,22 @@ def test_slow_mixing_is_told(clean):
 def test_a_rank_that_is_cut_off_is_told(clean):
     cut = eqx.tree_at(lambda it: it.draws.dimension, clean, np.full_like(clean.draws.dimension, 3))
     assert cut.found.rank_limit == 3
-    # older files do not say what the limit was; the settings do
-    for limit in (3, None):
-        limited = dataclasses.replace(cut, found=dataclasses.replace(cut.found, rank_limit=limit))
-        assert limited.intrinsic_dimension is None
-        assert "100% of the rows use all 3 directions" in diagnostics.report(limited)
-    # held-out rows chose 3 of 5
-    chosen = dataclasses.replace(cut, found=dataclasses.replace(cut.found, rank_limit=5))
-    assert chosen.intrinsic_dimension == 3
-    assert "use all" not in diagnostics.report(chosen)
+    assert cut.intrinsic_dimension is None
+    assert "100% of the rows use all 3 directions" in diagnostics.report(cut)
+    # held-out rows chose 3 of 5; older files do not say what was allowed
+    for limit in (5, None):
+        chosen = dataclasses.replace(cut, found=dataclasses.replace(cut.found, rank_limit=limit))
+        assert chosen.intrinsic_dimension == 3
+        assert "use all" not in diagnostics.report(chosen)
+
+
+def test_what_was_allowed_is_kept_in_files(posterior, tmp_path):
+    posterior.save(tmp_path / "posterior.npz")
+    assert Posterior.load(tmp_path / "posterior.npz").found == posterior.found
+    header = posterior.found.to_header()
+    assert Found.from_header({name: value for name, value in header.items() if name != "rank_limit"}).rank_limit is None
+    with pytest.raises(ValueError, match="not sizes"):
+        Found.from_header({**header, "rank_limit": 0.5})
 
 
 def test_chains_that_stand_still_apart_are_told(clean):

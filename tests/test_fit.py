@@ -394,7 +394,8 @@ def test_non_finite_sampling_is_reported(data, monkeypatch):
         return jnp.full_like(state.log_sigma2, jnp.nan)
 
     monkeypatch.setattr("geode_jax.gibbs.noise.move", broken)
-    sampler = dataclasses.replace(SAMPLER, num_chains=3, segment_length=9)  # so that the sweep is traced again
+    # sizes of no other test, so that the sweep is traced anew, and the broken one is never used again
+    sampler = dataclasses.replace(SAMPLER, num_chains=3, segment_length=9)
     with warnings.catch_warnings(), pytest.raises(FloatingPointError, match="log joint became non-finite"):
         geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=sampler)
 

@@ -127,7 +127,7 @@ def test_the_sweep_is_one_chain_with_missing_features():
     jaxprs = [
         jax.make_jaxpr(missing.draw_group)(jax.random.key(0), state, group, dictionary.tree),
         jax.make_jaxpr(fill._conditional)(
-            group, *(jnp.zeros(shape) for shape in ((6, 5, 3), (6, 5), (6, 5), (6,), (6, 3)))
+            rows, *(jnp.zeros(shape) for shape in ((6, 5, 3), (6, 5), (6, 5), (6,), (6, 3)))
         ),
     ]
     for jaxpr in jaxprs:

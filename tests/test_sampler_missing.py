@@ -24,6 +24,7 @@ from geode_jax.forest.partial_statistics import group_rows, reduce_rows
 from geode_jax.gibbs import missing
 from geode_jax.gibbs.sweep import sweep
 from geode_jax.model.joint import log_joint, sample_prior, simulate, simulate_rows
+from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.state import PartialState
 from geode_jax.model.statistics import project
 from geode_jax.rows.training import Training
@@ -244,7 +245,7 @@ def test_reduced_rows_are_those_of_the_observed_features(is_shared, num_numbers,
             np.stack([np.asarray(getattr(d, name)) for d in dictionaries]) for name in ("centres", "bases")
         )
         training = Training(np.where(mask, x, np.finfo(dtype).max), 5, folds, mask.astype(bool))
-        rows = reduce_rows((centres, bases), training, candidates, grouping)
+        rows = PartialRows(**jax.device_put(reduce_rows((centres, bases), training, candidates, grouping)))
         assert {leaf.dtype for leaf in (rows.gram, rows.root, rows.start, rows.residual)} == {np.dtype(dtype)}
         assert (rows.entry is None) == (not is_shared)
         assert sorted(grouping.rows[grouping.rows >= 0]) == list(range(num_rows))

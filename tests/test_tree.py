@@ -53,3 +53,16 @@ def test_subtree_sums_and_right_children():
 def test_impossible_trees_are_refused(mask):
     with pytest.raises(ValueError, match="is_present"):
         tree_from_mask(np.array(mask))
+
+
+def test_trees_of_several_masks():
+    masks = np.array([[True] * 7, [True] * 3 + [False] * 4])
+    together = tree_from_mask(masks)
+    for number, mask in enumerate(masks):
+        alone = tree_from_mask(mask)
+        assert together.depth == alone.depth == 2
+        np.testing.assert_array_equal(together.is_present[number], alone.is_present)
+        np.testing.assert_array_equal(together.is_leaf[number], alone.is_leaf)
+    masks[1, 4] = True
+    with pytest.raises(ValueError, match="both children or none"):
+        tree_from_mask(masks)

@@ -350,7 +350,9 @@ def _info(options: argparse.Namespace) -> None:
         print(json.dumps(found))
         return
     for name, value in found.items():
-        if name == "choices":  # sentences: a line each
+        if name == "intrinsic_dimension" and value is None:
+            value = f"none below {posterior.found.rank}"
+        elif name == "choices":  # sentences: a line each
             value = f"\n{'':<24}".join(value) if value else None
         elif isinstance(value, list):
             shown = [f"{item:.4g}" if isinstance(item, float) else str(item) for item in value]

@@ -58,7 +58,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     posterior_ : Posterior
         Dictionaries and draws; the functions of the package take it.
     intrinsic_dimension_ : int or None
-        Posterior mode of the number of directions that a row's node needs; None if that is no less than `max_rank`.
+        Posterior mode of the number of directions that a row's node needs; None if that is the most allowed.
     held_out_scores_ : ndarray
         Leave-one-out log densities of the complete training rows, ascending; `novelty` compares with them.
     n_features_in_ : int
@@ -105,7 +105,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
 
     @property
     def intrinsic_dimension_(self) -> int | None:
-        """Posterior mode of the number of directions that a row's node needs; None if the data tell of none."""
+        """Posterior mode of the number of directions that a row's node needs; None if it is the most allowed."""
         return self.posterior_.intrinsic_dimension
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:

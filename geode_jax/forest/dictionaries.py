@@ -46,7 +46,7 @@ def learn(
 ) -> Learned:
     """Trees, scales and dictionaries of rows without missing entries; arrays are divided by the scales in place.
 
-    `on_rank` is called once the trees and the number of directions are known, before most of the work.
+    `on_rank` is called once the trees and the number of directions are known, before the dictionaries are.
     """
     partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
     training = training.divided(scales)

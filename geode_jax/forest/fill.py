@@ -183,7 +183,7 @@ def _of_block(
     x, own = as_array(rows.x), rows.own_folds
     grouping = group_rows(rows.mask, own, -(-x.shape[0] // _SYSTEMS))
     centres, bases = subspaces.centres, subspaces.bases
-    reduced = jax.tree.map(np.asarray, reduce_rows((centres, bases), rows, candidates, grouping, with_root=False))
+    reduced = reduce_rows((centres, bases), rows, candidates, grouping, with_root=False)
     place = np.searchsorted(mixture.nodes, candidates)
     ratio = np.where(mixture.has_direction, mixture.variance / mixture.noise[:, None], 1.0)
     parameters = (np.log(ratio), np.log(mixture.noise), mixture.log_weight)
@@ -193,7 +193,7 @@ def _of_block(
     stores = (weight, eta, chosen, eta_drawn)
     for number, members in enumerate(grouping.rows):
         here, padded = members[members >= 0], np.maximum(members, 0)
-        one = jax.tree.map(lambda leaf, at=number: leaf[at], reduced)
+        one = PartialRows(**jax.device_put(jax.tree.map(lambda leaf, at=number: leaf[at : at + 1], reduced)))
         tables = [table[place[padded]] for table in parameters] + [level[padded], normal[padded, :rank]]
         found = _conditional(one, *(table.astype(x.dtype) for table in tables))
         for store, leaf in zip(stores, found, strict=True):
@@ -211,12 +211,13 @@ def _of_block(
 
 @jax.jit
 def _conditional(
-    group: PartialRows, neg_log_u: Array, log_noise: Array, log_weight: Array, level: Array, normal: Array
+    rows: PartialRows, neg_log_u: Array, log_noise: Array, log_weight: Array, level: Array, normal: Array
 ) -> tuple[Array, Array, Array, Array]:
     """Posterior weights of the candidates and mean coordinates at each; a draw of one, and of the coordinates there.
 
-    neg_log_u = log(variance / noise).
+    The rows are one group. neg_log_u = log(variance / noise).
     """
+    group = jax.tree.map(lambda leaf: leaf[0], rows)
     observed = group.observed(group.at_candidates(group.gram))
     amplitude, factor = posterior_system(observed.gram, neg_log_u)
     latent = latent_from(amplitude, factor, observed.cross)

@@ -76,20 +76,20 @@ def zero_parts(
     borrowed = Borrowed(real(num_nodes), real(num_nodes, rank), real(partitions[0].depth + 1))
     partial = None
     if grouping is not None:
-        at = *grouping.rows.shape, _partial_width(partitions, plan)
-        matrices = at[0], at[1] * at[2]
+        slots = *grouping.rows.shape, _partial_width(partitions, plan)
+        matrices = slots[0], slots[1] * slots[2]
         partial = PartialRows(
-            node=integer(*at),
+            node=integer(*slots),
             entry=None,
             entry_node=integer(*matrices),
             gram=real(*matrices, rank, rank),
             root=real(*matrices, rank, rank),
-            cross=real(*at, rank),
-            start=real(*at, rank),
-            remainder=real(*at, rank),
-            residual=real(*at),
-            num_observed=real(*at[:2]),
-            num_missing=real(*at[:2]),
+            cross=real(*slots, rank),
+            start=real(*slots, rank),
+            remainder=real(*slots, rank),
+            residual=real(*slots),
+            num_observed=real(*slots[:2]),
+            num_missing=real(*slots[:2]),
         )
     width = plan.num_candidates(rank)
     if width >= num_nodes or plan.num_rows == plan.num_partial:

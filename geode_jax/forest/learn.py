@@ -69,7 +69,7 @@ def grow_forest(
     plan: Plan,
     dtype: np.dtype,
     show: ShowProgress,
-    on_shapes: OnShapes = lambda forest: None,
+    on_shapes: OnShapes | None = None,
 ) -> Forest:
     """:func:`learn_forest` on checked arguments, within the precision of `dtype`."""
     frame = learn_frame(data)
@@ -84,7 +84,7 @@ def grow_in_frame(
     frame: Frame,
     plan: Plan,
     show: ShowProgress,
-    on_shapes: OnShapes = lambda forest: None,
+    on_shapes: OnShapes | None = None,
 ) -> Forest:
     """The forest of rows in model coordinates.
 
@@ -117,12 +117,14 @@ def grow_in_frame(
         show_learning = part_of(show, 0.5, 1.0)
     dtype = training[0].x.dtype
     partial = training[0].partial
-    own = np.zeros(partial.size, dtype=int) if folds is None else folds[partial]
+    folds_of_partial = np.zeros(partial.size, dtype=int) if folds is None else folds[partial]
 
     def on_rank(partitions: list[Partition], rank: int) -> None:
+        if on_shapes is None:
+            return
         grouping = None
         if is_observed is not None:
-            grouping = partial_grouping(is_observed[partial], own, partitions, rank, plan)
+            grouping = partial_grouping(is_observed[partial], folds_of_partial, partitions, rank, plan)
             if grouping.is_shared:
                 return
         on_shapes(_forest_of_shapes(partitions, rank, plan, dtype, grouping))
@@ -149,7 +151,7 @@ def grow_in_frame(
             span_rank=None if chosen.span is None else chosen.span.bases.shape[2],
             num_candidates=plan.num_candidates(chosen.rank),
             decisions=(*about_units, *chosen.decisions),
-            rank_limit=plan.max_rank,
+            rank_limit=min(plan.max_rank, plan.span_rank or plan.max_rank),
         ),
     )
 

@@ -1,8 +1,7 @@
 """Reduction of rows with missing features to what the sampler needs of them: all work of size D is done here, once."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -12,6 +11,9 @@ from geode_jax.math.lowrank import ridge_of
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import as_array
+
+# Fields of PartialRows by name, NumPy arrays or None.
+Reduced: TypeAlias = dict[str, Any]
 
 # About how many numbers a thread holds at once; it bounds the memory.
 _CHUNK_NUMBERS = 2**22
@@ -54,8 +56,8 @@ def reduce_rows(
     grouping: Grouping,
     *,
     with_root: bool = True,
-) -> PartialRows:
-    """Statistics of rows with missing features at their `candidates`, (n_m, M).
+) -> Reduced:
+    """Statistics of rows with missing features at their `candidates`, (n_m, M): the fields of :class:`PartialRows`.
 
     `dictionary`: centres (H, K, D) and bases (H, K, D, d); a row's fold is the index of its dictionary. The values of
     rows at missing entries are ignored.
@@ -108,9 +110,8 @@ def reduce_rows(
     row = np.maximum(places, 0)
     entries, entry_node, entry = _group_entries(position[row], distinct[:, 1], is_row, grouping.is_shared)
     total = is_observed.sum(axis=1)
-    node = np.where(is_row[..., None], candidates[row], num_nodes).astype(np.int32)
-    arrays = {
-        "node": node,
+    return {
+        "node": np.where(is_row[..., None], candidates[row], num_nodes).astype(np.int32),
         "entry": None if entry is None else entry.astype(np.int32),
         "entry_node": entry_node.astype(np.int32),
         "gram": gram[entries],
@@ -122,7 +123,6 @@ def reduce_rows(
         "num_observed": total[row].astype(x.dtype),
         "num_missing": (x.shape[1] - total[row]).astype(x.dtype),
     }
-    return PartialRows(**jax.device_put(arrays))
 
 
 def _spans(starts: np.ndarray, stop: int, numbers_each: int) -> list[slice]:
@@ -181,16 +181,21 @@ def _group_entries(
     return entries, node[entries], entry
 
 
-def stack_trees(trees: list[PartialRows]) -> PartialRows:
+def stack_trees(trees: list[Reduced]) -> PartialRows:
     """Stack the trees along a leading axis F; as trees may need different numbers of matrices, these are padded."""
-    most = max(tree.gram.shape[1] for tree in trees)
+    most = max(tree["gram"].shape[1] for tree in trees)
 
-    def pad(table: np.ndarray) -> np.ndarray:
-        return np.pad(table, ((0, 0), (0, most - table.shape[1])) + ((0, 0),) * (table.ndim - 2), mode="edge")
+    def stacked(name: str) -> np.ndarray | None:
+        tables = [tree[name] for tree in trees]
+        if tables[0] is None:
+            return None
+        if name in ("entry_node", "gram", "root"):
+            tables = [table if table.shape[1] == most else _longer(table, most) for table in tables]
+        return np.stack(tables)
 
-    def padded(tree: PartialRows) -> PartialRows:
-        host = jax.tree.map(np.asarray, tree)
-        tables = (host.entry_node, host.gram, host.root)
-        return eqx.tree_at(lambda it: (it.entry_node, it.gram, it.root), host, jax.tree.map(pad, tables))
+    return PartialRows(**jax.device_put({name: stacked(name) for name in trees[0]}))
 
-    return jax.device_put(jax.tree.map(lambda *leaves: np.stack(leaves), *map(padded, trees)))
+
+def _longer(table: np.ndarray, length: int) -> np.ndarray:
+    """Repeat what is last along the second axis up to a length."""
+    return np.concatenate([table, np.repeat(table[:, -1:], length - table.shape[1], axis=1)], axis=1)

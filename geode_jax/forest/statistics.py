@@ -23,11 +23,12 @@ BLOCK_BYTES = 2**24
 FEATURE_NUMBERS = 4
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def zero_statistics(shape: tuple[int, int, int, int], num_rows: int, dtype: DTypeLike) -> Statistics:
     """Zeros for the statistics of a forest, (F, K, places, d), before :func:`add_cross_fitted`."""
-    tables = np.zeros(shape[:3], dtype), np.zeros(shape, dtype), np.full(shape[0], num_rows, np.int32)
-    # the program that fills them in takes their memory, which must not be NumPy's
-    return Statistics(*jax.device_put(tables, may_alias=False))
+    return Statistics(
+        jnp.zeros(shape[:3], dtype), jnp.zeros(shape, dtype), jnp.full(shape[0], num_rows, dtype=jnp.int32)
+    )
 
 
 def add_cross_fitted(
@@ -54,12 +55,12 @@ def add_cross_fitted(
         for start in range(0, rows.size, size):
             block = np.resize(rows[start : start + size], size)  # padded with its own rows, which are written twice
             place = np.int32(number), block.astype(np.int32)
-            residual, squared = _with_block(residual, squared, *own, jax.device_put(x[block]), *place)
+            residual, squared = _add_block(residual, squared, *own, jax.device_put(x[block]), *place)
     return Statistics(residual, squared, statistics.num_rows)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 1))
-def _with_block(
+def _add_block(
     residual: Float[Array, "F K n"],
     squared: Float[Array, "F K n d"],
     centres: Float[Array, "K D"],
@@ -68,7 +69,7 @@ def _with_block(
     number: Int[Array, ""],
     place: Int[Array, "m"],
 ) -> tuple[Array, Array]:
-    """`residual` and `squared` with those of more rows under one tree written at its number and the rows' places."""
+    """Write the statistics of a block of rows to their places in those of one tree, `number`."""
     more_residual, more_squared = project_all(centres, bases, x)
     node = jnp.arange(residual.shape[1])[:, None]
     return residual.at[number, node, place].set(more_residual), squared.at[number, node, place].set(more_squared)

@@ -201,7 +201,7 @@ class _Run:
             raise ValueError(f"checkpoint: arrays in {self.checkpoint.folder} are not those of the chains of this fit")
         chains = jax.tree.unflatten(jax.tree.structure(shape), leaves)
         if self.mesh is None:
-            self.chains = jax.device_put(chains, may_alias=False)  # the next segment takes their memory
+            self.chains = jax.device_put(chains)
         else:
             self.chains = jax.tree.map(place, chains, chain_shardings(chains, self.mesh))
         self.done = header["done"]

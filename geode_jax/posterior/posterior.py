@@ -171,14 +171,13 @@ class Posterior(eqx.Module):
 
     @property
     def intrinsic_dimension(self) -> int | None:
-        """Posterior mode of the intrinsic dimension; None if the data tell of none.
+        """Posterior mode of the intrinsic dimension; None if it is the most directions that were allowed.
 
-        That is where the mode is the most directions that a node could have had (`max_rank`, or what it is by default).
-        The rows then vary by more than the noise in at least so many directions, with no end in sight.
+        There may be more then. `Posterior.found.rank_limit` is how many were allowed: `max_rank`, or its default; never
+        more than D - 1, as the noise must show too. Files of earlier versions do not say: their mode is returned.
         """
         mode = int(np.argmax(self.intrinsic_dimension_probabilities))
-        limit = self.found.rank_limit or self.dictionary_settings.max_rank
-        return None if mode == self.found.rank == limit else mode
+        return None if mode == self.found.rank == self.found.rank_limit else mode
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one ``.npz`` file, without pickle; an interrupted write leaves no partial file."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.jax_settings import jax_settings
@@ -83,8 +84,7 @@ def in_float64(posterior: AnyPosterior) -> AnyPosterior:
     def cast(leaf: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
         if leaf.dtype.kind != "f":
             return leaf
-        wide = np.asarray(leaf, np.float64)
-        return jax.device_put(wide) if isinstance(leaf, jax.Array) else wide
+        return jnp.asarray(leaf, np.float64) if isinstance(leaf, jax.Array) else leaf.astype(np.float64)
 
     with jax_settings(np.float64):
         return jax.tree.map(cast, posterior)

@@ -32,7 +32,7 @@ def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarr
     """
     with jax_settings(posterior.dtype):
         num_rows = int(forest.statistics.num_rows[0])
-        draws = jax.tree.map(jnp.asarray, posterior.thin(NUM_DRAWS))
+        draws = jax.device_put(posterior.thin(NUM_DRAWS))
         by_tree = np.asarray(_leave_one_out(forest.dictionary, draws, forest.statistics), np.float64)
     return np.logaddexp.reduce(by_tree[:, :num_rows], axis=0) - np.log(by_tree.shape[0]) + posterior.log_jacobian
 
@@ -57,7 +57,7 @@ def lost_mass(forest: Forest, posterior: Posterior) -> Float[np.ndarray, "F"] | 
     if forest.probe is None:
         return None
     with jax_settings(posterior.dtype):
-        draws = jax.tree.map(jnp.asarray, posterior.thin(NUM_DRAWS))
+        draws = jax.device_put(posterior.thin(NUM_DRAWS))
         return np.asarray(_lost_mass(forest.dictionary, draws, forest.probe), np.float64)
 
 
