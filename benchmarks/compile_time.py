@@ -1,8 +1,9 @@
 """The time to the first sweep: compiling the sampler at two levels of LLVM's optimisation, and reading it from a cache.
 
-The program that `fit` runs, for a forest of 8 trees with 63 nodes and 20 directions and for one of 2 trees with 100. A
-sweep's time is the best of five segments of 50 sweeps. "From the cache": the same again in a process that has compiled
-nothing, with JAX's persistent cache (`jax_compilation_cache_dir`) filled by the one before.
+The program that `fit` runs, for a forest of 8 trees with 63 nodes and 20 directions, for one of 2 trees with 100, and
+for a small table; also as it is compiled for short runs (`SHORT_OPTIONS`). A sweep's time is the best of five segments
+of 50 sweeps. "From the cache": the same again in a process that has compiled nothing, with JAX's persistent cache
+(`jax_compilation_cache_dir`) filled by the one before.
 
 python -m benchmarks.compile_time [--quick]
 """
@@ -24,12 +25,13 @@ import numpy as np
 from benchmarks.common import best_seconds, write_result
 from benchmarks.sweep import synthetic_problem
 from benchmarks.tables import load, table
-from geode_jax._runtime.compilation import OPTIONS
+from geode_jax._runtime.compilation import OPTIONS, SHORT_OPTIONS
 from geode_jax.gibbs import run
 from geode_jax.settings import RankAdaptation, SamplerSettings
 
 LEVEL = "xla_backend_optimization_level"
-SHAPES = ((8, 1000, 5, 20), (2, 1000, 5, 100))  # trees, rows, depth, rank
+SHAPES = ((8, 1000, 5, 20), (2, 1000, 5, 100), (8, 150, 3, 2))  # trees, rows, depth, rank
+WAYS: dict[str, dict[str, Any]] = {"3": {LEVEL: 3}, "2": OPTIONS, "short": SHORT_OPTIONS}
 
 
 def forest_problem(num_trees: int, num_rows: int, depth: int, max_rank: int) -> Any:
@@ -37,14 +39,14 @@ def forest_problem(num_trees: int, num_rows: int, depth: int, max_rank: int) -> 
     return jax.tree.map(lambda leaf: jnp.stack([leaf] * num_trees), one)
 
 
-def compiled(problem: Any, level: int, length: int) -> tuple[float, float]:
+def compiled(problem: Any, options: dict[str, Any], length: int) -> tuple[float, float]:
     """Seconds to compile a segment of `length` sweeps, and of one of its sweeps."""
     keys = jax.random.split(jax.random.key(0), (problem.statistics.residual.shape[0], 1))
     chains = run._start(keys, problem)
     segment = jax.jit(partial(run._segment.__wrapped__, options=run.SegmentOptions(length, RankAdaptation())))
     lowered = segment.lower(keys, chains, problem, np.int32(0), np.int32(10**6))
     start = time.perf_counter()
-    program = lowered.compile(compiler_options={LEVEL: level})
+    program = lowered.compile(compiler_options=options)
     to_compile = time.perf_counter() - start
     return to_compile, best_seconds(lambda: program(keys, chains, problem, np.int32(0), np.int32(10**6))) / length
 
@@ -74,16 +76,20 @@ def tables() -> list[str]:
     record = load("compile_time")
     lines = [
         f"**The time to the first sweep** on a CPU, `{record['command']}`: what `fit` compiles, at LLVM's third level"
-        " of optimisation (XLA's default) and at the second (ours), the sweeps that come out, and the first ten sweeps"
-        " of a new process, compiled and read from JAX's persistent cache.",
+        " of optimisation (XLA's default), at the second (ours) and for short runs, the sweeps that come out, and the"
+        " first ten sweeps of a new process, compiled and read from JAX's persistent cache.",
         "",
     ]
-    head = ["trees x nodes x rank", "compile at 3, s", "compile at 2, s", "a sweep at 3, ms", "a sweep at 2, ms"]
+    head = [
+        "trees x nodes x rank",
+        *(f"compile at {way}, s" for way in WAYS),
+        *(f"a sweep at {way}, ms" for way in WAYS),
+    ]
     rows = [
         [
             f"{row['trees']} x {row['nodes']} x {row['rank']}",
-            *(f"{row[f'compile_{level}_seconds']:.1f}" for level in (3, 2)),
-            *(f"{1000 * row[f'sweep_{level}_seconds']:.2f}" for level in (3, 2)),
+            *(f"{row[f'compile_{way}_seconds']:.1f}" for way in WAYS),
+            *(f"{1000 * row[f'sweep_{way}_seconds']:.2f}" for way in WAYS),
             *(f"{row[name]:.1f}" for name in ("first_seconds", "cached_seconds")),
         ]
         for row in record["rows"]
@@ -99,9 +105,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     for shape in ((1, 64, 1, 2),) if options.quick else SHAPES:
         problem = forest_problem(*shape)
         row: dict[str, Any] = {"trees": shape[0], "rows": shape[1], "nodes": 2 ** (shape[2] + 1) - 1, "rank": shape[3]}
-        for level in (3, OPTIONS[LEVEL]):
-            seconds = compiled(problem, level, 2 if options.quick else 50)
-            row[f"compile_{level}_seconds"], row[f"sweep_{level}_seconds"] = seconds
+        for way, chosen in WAYS.items():
+            seconds = compiled(problem, chosen, 2 if options.quick else 50)
+            row[f"compile_{way}_seconds"], row[f"sweep_{way}_seconds"] = seconds
         with TemporaryDirectory() as cache:
             row["first_seconds"], row["cached_seconds"] = (in_new_process(shape, cache) for _ in range(2))
         rows.append(row)

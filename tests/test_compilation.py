@@ -11,10 +11,11 @@ from conftest import DICTIONARY, SAMPLER
 import geode_jax
 from geode_jax import MissingRows
 from geode_jax._runtime import compilation
-from geode_jax._runtime.compilation import OPTIONS, quickly_compiled
+from geode_jax._runtime.compilation import OPTIONS, SHORT_OPTIONS, quickly_compiled
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.fitting import stages
 from geode_jax.forest.learn import grow_forest, plan_of
+from geode_jax.gibbs import run
 
 
 @pytest.fixture
@@ -44,9 +45,11 @@ def test_options_are_used_unless_optimisations_are_off():
     with mock.patch.object(jax, "jit", lambda function, compiler_options: used.append(compiler_options) or function):
         triple = quickly_compiled(lambda x: 3 * x)
         triple(1.0)
+        triple(1.0, is_short=True)
         jax.config.update("jax_disable_most_optimizations", True)
         triple(1.0)
-    assert used == [OPTIONS, None]
+        triple(1.0, is_short=True)
+    assert used == [OPTIONS, SHORT_OPTIONS, None]
 
 
 @pytest.mark.parametrize(("used", "drops"), [(51, 2), (49, 0)])
@@ -126,10 +129,13 @@ def test_nothing_is_foreseen_where_rows_share_matrices(data):
 @pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("generator", ["threefry2x32", pytest.param("rbg", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_partial", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_programs_are_compiled_ahead_and_once(data, caplog, generator, is_partial):
+@pytest.mark.parametrize("short_run", [run.SHORT_RUN, pytest.param(0, marks=pytest.mark.slow)])
+def test_programs_are_compiled_ahead_and_once(data, caplog, monkeypatch, generator, is_partial, short_run):
     """In a thread of their own; the sampler then finds them."""
+    monkeypatch.setattr(run, "SHORT_RUN", short_run)
     x = _with_own_patterns(data, 30) if is_partial else data
-    dictionary = dataclasses.replace(DICTIONARY, num_trees=3)  # a shape of its own
+    # shapes of their own: programs that differ in their options alone are lowered once
+    dictionary = dataclasses.replace(DICTIONARY, num_trees=3 if short_run else 4)
     sampler = dataclasses.replace(SAMPLER, segment_length=7)
     jax.config.update("jax_log_compiles", True)
     try:
@@ -140,6 +146,19 @@ def test_programs_are_compiled_ahead_and_once(data, caplog, generator, is_partia
         for name in ("_start", "_segment"):
             records = [record for record in caplog.records if f"{step} jit({name})" in record.getMessage()]
             assert [record.threadName.startswith("geode_jax-compile") for record in records] == [True]
+
+
+@pytest.mark.usefixtures("as_users_compile")
+def test_long_runs_are_optimised(data, monkeypatch):
+    """By what all sweeps of all chains read together."""
+    chosen = []
+    monkeypatch.setattr(run._start, "_chosen", lambda is_short: chosen.append(is_short) or run._start.__wrapped__)
+    forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(forest.problem(geode_jax.Prior(), SAMPLER)))
+    for limit in (numbers * 70 * 2, numbers * 70 * 2 - 1):
+        monkeypatch.setattr(run, "SHORT_RUN", limit)
+        run._Run(jax.random.key(0), forest.problem(geode_jax.Prior(), SAMPLER), SAMPLER, None, None)
+    assert chosen == [True, False]
 
 
 def test_a_fit_does_not_depend_on_what_was_compiled_ahead(data, caplog):

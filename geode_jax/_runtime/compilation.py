@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import jax
+import jaxlib.version
 
 Result = TypeVar("Result")
 
 # LLVM's optimisation level 2: on a CPU it takes a third less time to compile than level 3, and sweeps are as fast to
 # within a few per cent (`python -m benchmarks.compile_time`).
 OPTIONS = {"xla_backend_optimization_level": 2}
+# For a program that runs for less time than it takes to optimise: a third of the time to compile, and four to six times
+# that to run (the same benchmark). Fusion emitters are how XLA writes loops; from version 0.11 on it has no other way.
+SHORT_OPTIONS: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
+if jaxlib.version.__version_info__ < (0, 11):
+    SHORT_OPTIONS["xla_cpu_use_fusion_emitters"] = False
 
 # Linux: memory mappings of this process, one per line, and how many it may have.
 MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
@@ -33,28 +39,37 @@ def drop_programs_if_many() -> None:
 
 
 class Program(Generic[Result]):
-    """A function that is compiled when it is called, or before by :meth:`compile`."""
+    """A function that is compiled when it is called, or before by :meth:`compile`.
+
+    `is_short`: whether it will run for so little time that it is to be compiled with `SHORT_OPTIONS`.
+    """
 
     def __init__(self, function: Callable[..., Result], options: dict[str, Any]) -> None:
         update_wrapper(self, function)
         self._function = function
         self._jitted = cache(
-            lambda is_plain: jax.jit(function, compiler_options=None if is_plain else OPTIONS, **options)
+            lambda is_plain, is_short: jax.jit(
+                function, compiler_options=None if is_plain else SHORT_OPTIONS if is_short else OPTIONS, **options
+            )
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Result:
+    def __call__(self, *args: Any, is_short: bool = False, **kwargs: Any) -> Result:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return self._function(*args, **kwargs)
-        return self._jitted(_is_plain())(*args, **kwargs)
+        return self._chosen(is_short)(*args, **kwargs)
 
-    def compile(self, *args: Any, **kwargs: Any) -> Any:
+    def compile(self, *args: Any, is_short: bool = False, **kwargs: Any) -> Any:
         """Compile for arguments that have shapes in place of arrays, given as in the call that is to follow.
 
         JAX keeps what was compiled, so that the call need not compile again. Returns the shapes of the result.
         """
-        lowered = self._jitted(_is_plain()).lower(*args, **kwargs)
+        lowered = self._chosen(is_short).lower(*args, **kwargs)
         lowered.compile()
         return lowered.out_info
+
+    def _chosen(self, is_short: bool) -> Any:
+        is_plain = _is_plain()
+        return self._jitted(is_plain, is_short and not is_plain)
 
 
 def _is_plain() -> bool:

@@ -41,6 +41,11 @@ class Samples(NamedTuple):
     adaptation: Adaptation
 
 
+# Up to so many numbers read by all its sweeps together, a run takes less time than to optimise its program would:
+# 200 sweeps of iris read 2**24, of diabetes (442 x 10) 2**27.4, of breast cancer (569 x 30) 2**29.
+SHORT_RUN = 2**28
+
+
 class SegmentOptions(NamedTuple):
     """What a segment's program is compiled for: its number of sweeps, how ranks adapt, and the devices."""
 
@@ -108,10 +113,21 @@ def compile_ahead(key: KeyArray, problems: Problem, settings: SamplerSettings) -
     num_trees = problems.statistics.residual.shape[0]
     keys = jax.eval_shape(lambda it: jax.random.split(it, (num_trees, settings.num_chains)), key)
     number = jax.ShapeDtypeStruct((), np.int32)
-    chains = _start.compile(keys, problems, None)
+    is_short = _is_short(problems, settings)
+    chains = _start.compile(keys, problems, None, is_short=is_short)
     chains = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), chains)
     options = SegmentOptions(settings.segment_length, settings.adaptation)
-    _segment.compile(keys, chains, problems, number, number, options=options)
+    _segment.compile(keys, chains, problems, number, number, options=options, is_short=is_short)
+
+
+def _is_short(problems: Problem, settings: SamplerSettings) -> bool:
+    """Whether a run will take less time than to optimise its program: by how many numbers its sweeps read."""
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(problems))
+    return numbers * _num_sweeps(settings) * settings.num_chains <= SHORT_RUN
+
+
+def _num_sweeps(settings: SamplerSettings) -> int:
+    return settings.num_warmup + settings.num_samples * settings.thinning
 
 
 class Interrupted(KeyboardInterrupt):
@@ -179,12 +195,13 @@ class _Run:
                 check_same(problems)
             self.problems = place_problem(problems, self.mesh)
             start, self.keys = (place(part, NamedSharding(self.mesh, BY_CHAIN)) for part in (start, self.keys))
-        self.total = settings.num_warmup + settings.num_samples * settings.thinning
+        self.total = _num_sweeps(settings)
+        self.is_short = _is_short(problems, settings)
         self.done = 0
         self.kept: list[Draw] = []
         self.sent: tuple[Chain, Draw] | None = None
         if not self._resume(start):
-            self.chains = _start(start, self.problems, self.mesh)
+            self.chains = _start(start, self.problems, self.mesh, is_short=self.is_short)
         self.tallies = fetch(self.chains.adaptation)
 
     def _resume(self, keys: KeyArray) -> bool:
@@ -259,6 +276,7 @@ class _Run:
             np.asarray(self.done, np.int32),
             np.asarray(self.settings.num_warmup, np.int32),
             options=SegmentOptions(self.settings.segment_length, self.settings.adaptation, self.mesh),
+            is_short=self.is_short,
         )
 
     def samples(self) -> Samples:
