@@ -77,7 +77,7 @@ def tables() -> list[str]:
     lines = [
         f"**The time to the first sweep** on a CPU, `{record['command']}`: what `fit` compiles, at LLVM's third level"
         " of optimisation (XLA's default), at the second (ours) and for short runs, the sweeps that come out, and the"
-        " first ten sweeps of a new process, compiled and read from JAX's persistent cache.",
+        " first ten sweeps of a new process, which are a short run, compiled and read from JAX's persistent cache.",
         "",
     ]
     head = [

@@ -10,8 +10,8 @@ import jaxlib.version
 
 Result = TypeVar("Result")
 
-# LLVM's optimisation level 2: on a CPU it takes a third less time to compile than level 3, and sweeps are as fast to
-# within a few per cent (`python -m benchmarks.compile_time`).
+# LLVM's optimisation level 2: on a CPU it takes up to a quarter less time to compile than level 3, and sweeps are as
+# fast to within the noise (`python -m benchmarks.compile_time`).
 OPTIONS = {"xla_backend_optimization_level": 2}
 # For a program that runs for less time than it takes to optimise: a third of the time to compile, and four to six times
 # that to run (the same benchmark). Fusion emitters are how XLA writes loops; from version 0.11 on it has no other way.
