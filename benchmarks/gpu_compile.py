@@ -116,7 +116,7 @@ def filling(num_rows: int, num_features: int, max_rank: int) -> Program:
 
     def summary(nodes: Any, draws: Any, seen: Any) -> Any:
         options = {"num_candidates": CANDIDATES, "levels": (0.025, 0.975), "num_wanted": most_missing}
-        return conditional_summary(nodes, draws, seen, None, **options)
+        return conditional_summary(nodes, draws, None, seen, **options)
 
     return Program(summary, (Nodes(forest.dictionary, None), draws, seen), 0, 0)
 

@@ -21,6 +21,8 @@ _flags += ["--xla_cpu_use_fusion_emitters=false"] if jaxlib.version.__version_in
 # (`small.OPTIMISED`). Processes that tests start are compiled in the same way, so that they draw the same. The demo of
 # `.ci/run` and full benchmarks are compiled as users' programs are.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+# more threads of XLA than devices, which could otherwise wait for each other in LAPACK (_runtime/devices.py)
+os.environ["NPROC"] = "8"
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
 
 # Traces are many small objects that live long: Python would look through all of them again and again.

@@ -175,9 +175,9 @@ def test_rows_of_one_pattern_share_its_algebra(posterior, data, monkeypatch):
     masks = []
     original = conditional_module.conditional_summary
 
-    def spy(nodes, draws, seen, features, **options):
+    def spy(nodes, draws, features, seen, **options):
         masks.append(seen.mask.shape[0])
-        return original(nodes, draws, seen, features, **options)
+        return original(nodes, draws, features, seen, **options)
 
     monkeypatch.setattr(conditional_module, "conditional_summary", spy)
     together = geode_jax.impute(posterior, hidden)

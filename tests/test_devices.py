@@ -10,14 +10,18 @@ from unittest import mock
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import DICTIONARY
+from conftest import ANY_NOISE, DICTIONARY
 from jax.sharding import Mesh
 
 import geode_jax
 from geode_jax import Prior, SamplerSettings
+from geode_jax._runtime import devices
 from geode_jax.gibbs import membership, run, sharding
+from geode_jax.math import streaming
+from geode_jax.predict import density
 
 SAMPLER = SamplerSettings(num_warmup=10, num_samples=10, num_chains=2, segment_length=10)
 needs_devices = pytest.mark.skipif(jax.device_count() < 4, reason="needs XLA_FLAGS as conftest.py gives to workers")
@@ -63,6 +67,9 @@ def test_draws_are_those_of_one_device(data, sizes, kind):
     several = geode_jax.fit(jax.random.key(0), x, **options, mesh=_mesh(**sizes))
     assert_close(several.draws, one.draws)
     np.testing.assert_allclose(several.adaptation.included, one.adaptation.included, rtol=1e-6, atol=1e-9)
+    assert all(len(leaf.devices()) == 4 for leaf in jax.tree.leaves(several.dictionary))
+    expected = geode_jax.log_density(one, x[:9])
+    np.testing.assert_allclose(geode_jax.log_density(several, x[:9]), expected, rtol=1e-4)
 
 
 @needs_devices
@@ -126,6 +133,56 @@ def test_resumed_run_on_a_mesh_is_the_run(data, tmp_path):
     assert eqx.tree_equal(resumed, whole)
 
 
+def _predictions(posterior, rows, key):
+    """What every prediction gives for the rows, complete and with missing features."""
+    given = geode_jax.condition(posterior, rows)
+    return {
+        "density": geode_jax.log_density(posterior, rows),
+        "density by draw": geode_jax.log_density_draws(posterior, rows, num_draws=2),
+        "dimension": geode_jax.intrinsic_dimension(posterior, rows),
+        "sample": geode_jax.sample(key, posterior, 9),
+        "impute": np.stack(geode_jax.impute(posterior, rows)),
+        "draws": geode_jax.impute_draws(key, posterior, rows, 2),
+        "marginal": given.marginal([1]).quantile(0.3),
+        "values": given.log_prob(np.zeros_like(rows)),
+    }
+
+
+@needs_devices
+@pytest.mark.slow
+@ANY_NOISE
+def test_rows_of_predictions_are_spread(posterior, data):
+    """Over all devices of the mesh, 40 rows of one pattern and 30 of others, with the results of one device."""
+    rows = data[:110].copy()
+    rows[:40, [1, 4]] = np.nan
+    rows[np.arange(40, 70), np.arange(40, 70) % 6] = np.nan
+    rows[60:65] += 100.0  # computed in float64
+    spread = posterior.replicated(_mesh(trees=2, rows=2))
+    assert all(len(leaf.devices()) == 4 for leaf in jax.tree.leaves(spread.dictionary))
+    key = jax.random.key(1)
+    expected, found = _predictions(posterior, rows, key), _predictions(spread, rows, key)
+    tolerance = 1e-3 if posterior.dtype == np.float32 else 1e-7
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
+    again = spread.replicated(None)
+    assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(again.dictionary))
+    assert again.dtype == posterior.dtype
+
+
+@needs_devices
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
+def test_a_device_has_its_own_rows_only(posterior):
+    """A program for all devices exchanges nothing, and none of them sees more than its own block."""
+    mesh = devices.mesh_of(devices.replicated(jnp.zeros(3), _mesh(rows=4)))
+    shared = jax.device_put((posterior.dictionary, posterior.thin(4)), devices.everywhere(mesh))
+    program = streaming._on_all_devices(density.log_density_by_tree, mesh, ())
+    rows = jax.device_put(jnp.zeros((8, 6)), jax.NamedSharding(mesh, jax.P(devices.OWN_DEVICES)))
+    text = program.lower(shared, rows).compile().as_text()
+    assert not re.search(r" (all-\w+|collective-\w+|reduce-scatter)\(", text)
+    assert "f32[2,6]" in text
+    assert "f32[8,6]" not in text
+
+
 @needs_devices
 @pytest.mark.slow
 def test_class_densities_and_estimators_take_a_mesh(data, tmp_path):
@@ -134,6 +191,13 @@ def test_class_densities_and_estimators_take_a_mesh(data, tmp_path):
     one = geode_jax.GeodeClassifier(**options).fit(data, labels)
     model = geode_jax.GeodeClassifier(**options, mesh=_mesh(trees=2, rows=2)).fit(data, labels)
     np.testing.assert_allclose(model.predict_proba(data), one.predict_proba(data), atol=0.05)
+    members = model.posterior_.members
+    assert all(len(leaf.devices()) == 4 for member in members for leaf in jax.tree.leaves(member.dictionary))
+    spread = one.posterior_.replicated(_mesh(rows=4))
+    hidden = np.where(np.random.default_rng(0).random(data.shape) < 0.3, np.nan, data)
+    for rows in (data, hidden):
+        expected = geode_jax.class_log_densities(one.posterior_, rows)
+        np.testing.assert_allclose(geode_jax.class_log_densities(spread, rows), expected, rtol=1e-3, atol=1e-3)
     model.save(tmp_path / "model.npz")
     assert geode_jax.GeodeClassifier.load(tmp_path / "model.npz").mesh is None
 
@@ -151,6 +215,24 @@ def test_a_mesh_that_does_not_fit_is_an_error(data):
         fit(_mesh(trees=4))
     with pytest.raises(ValueError, match="mesh: expected a size of the axis 'rows' that divides 16, got 3"):
         fit(_mesh(rows=3))
+
+
+@needs_devices
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
+def test_devices_do_not_wait_for_each_other_in_lapack(posterior, data, monkeypatch):
+    """With as many CPU devices as threads, one of them fills in, and a fit with missing values is an error."""
+    hidden = np.where(np.arange(6) < 2, np.nan, data[:9])
+    spread = posterior.replicated(_mesh(rows=4))
+    monkeypatch.setattr(streaming, "_on_all_devices", None)
+    monkeypatch.setenv("NPROC", "4")
+    np.testing.assert_array_equal(geode_jax.impute_mean(spread, hidden), geode_jax.impute_mean(posterior, hidden))
+    with pytest.raises(TypeError):
+        geode_jax.log_density(spread, data[:9])
+    with pytest.raises(ValueError, match=r"mesh: rows with missing values need more threads .* got 4 threads"):
+        geode_jax.fit(jax.random.key(0), _with_missing(data, "own patterns"), mesh=_mesh(trees=4))
+    monkeypatch.setenv("NPROC", "5")
+    with pytest.raises(TypeError):
+        geode_jax.impute_mean(spread, hidden)
 
 
 _PROCESS = """

@@ -54,11 +54,12 @@ def unordered_pairs(jaxpr):
 
 def test_no_product_is_rounded_to_ten_bits(arguments):
     """A GPU multiplies float32 matrices with 10-bit mantissas unless told otherwise (HIGHEST)."""
+    nodes_of, draws, seen = arguments
     summary = functools.partial(
-        conditional_moments.conditional_summary, features=None, num_candidates=3, levels=(0.05, 0.95), num_wanted=6
+        conditional_moments.conditional_summary, num_candidates=3, levels=(0.05, 0.95), num_wanted=6
     )
     programs = (
-        (summary, arguments),
+        (summary, (nodes_of, draws, None, seen)),
         (functools.partial(mixture.log_density_partial, num_candidates=3), arguments),
         (nodes.Ranking.of, (arguments[0].dictionary,)),
     )
@@ -96,21 +97,23 @@ def test_what_is_seen_is_one_chain():
 
 
 def test_predictions_are_one_chain(arguments):
-    dtype = arguments[2].x.dtype
-    summary = functools.partial(conditional_moments.conditional_summary, num_candidates=3)
-    programs = {
-        "density": functools.partial(mixture.log_density_partial, num_candidates=3),
-        "mean": functools.partial(summary, features=None, levels=None, num_wanted=6),
-        "interval": functools.partial(summary, features=jnp.asarray([1]), levels=(0.05, 0.95), num_wanted=1),
+    found, draws, seen = arguments
+    dtype = seen.x.dtype
+    summary, sample = conditional_moments.conditional_summary, conditional_moments.conditional_draws
+    given: dict = {
+        "density": (mixture.log_density_partial, (seen,), {}),
+        "mean": (summary, (None, seen), {"levels": None, "num_wanted": 6}),
+        "interval": (summary, (jnp.asarray([1]), seen), {"levels": (0.05, 0.95), "num_wanted": 1}),
+        "draws": (sample, (None, seen, jnp.arange(4)), {"num_samples": 2, "num_wanted": 6}),
     }
-    jaxprs = {name: jax.make_jaxpr(program)(*arguments) for name, program in programs.items()}
-    jaxprs["draws"] = jax.make_jaxpr(
-        functools.partial(conditional_moments.conditional_draws, num_candidates=3, num_samples=2, num_wanted=6)
-    )(jax.random.split(jax.random.key(0), 4), arguments[:2], arguments[2], None)
+    jaxprs = {}
+    for name, (program, rest, options) in given.items():
+        whole = (found, draws, *rest) if name != "draws" else (jax.random.key(0), found, draws, *rest)
+        jaxprs[name] = jax.make_jaxpr(functools.partial(program, num_candidates=3, **options))(*whole)
     shown = class_span.Shown(*(jnp.zeros(shape, jnp.float32) for shape in ((4, 6), (4, 6, 6), (4, 6), (4,), (4,))))
     shown = jax.tree.map(lambda leaf: leaf.astype(dtype), shown)
     jaxprs["classes"] = jax.make_jaxpr(functools.partial(class_span.log_density_reduced, num_candidates=3))(
-        arguments[0].dictionary, arguments[1], jnp.ones((), dtype), shown
+        found.dictionary, draws, jnp.ones((), dtype), shown
     )
     for name, jaxpr in jaxprs.items():
         count, pairs = unordered_pairs(jaxpr.jaxpr)

@@ -358,7 +358,7 @@ def test_blocks_are_bounded_and_complete():
         return 2 * block
 
     x = np.arange(10.0, dtype=np.float32)[:, None]
-    np.testing.assert_array_equal(map_row_blocks(double, x, bytes_per_row=2**26), 2 * x)
+    np.testing.assert_array_equal(map_row_blocks(double, (), x, bytes_per_row=2**26), 2 * x)
     assert set(seen) == {(4, 1)}
 
 
@@ -421,7 +421,7 @@ def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch)
     every, most = (
         (
             mixture.log_density_partial(nodes, draws, seen, num_candidates=number),
-            conditional_summary(nodes, draws, seen, None, num_candidates=number, **options)[0],
+            conditional_summary(nodes, draws, None, seen, num_candidates=number, **options)[0],
         )
         for number in (7, 6)
     )

@@ -100,6 +100,8 @@ def fit_classes(
         checkpoint=checkpoint,
         mesh=mesh,
     )
+    if np.isnan(data).any():
+        request.check_missing()
     with (
         jax_settings(request.dtype),
         request.open_checkpoint(key, [data, index]) as kept,
@@ -240,7 +242,9 @@ def _fit_members(
             is_last=len(members) + len(batch) == num_classes,
         )
         for number, forest, samples in zip(batch, forests, drawn, strict=True):
-            members[number] = posterior_of(forest, samples, task.request.prior, task.request.sampler)
+            request = task.request
+            member = posterior_of(forest, samples, request.prior, request.sampler, mesh=request.mesh)
+            members[number] = member
             if with_held_out:
-                held_out[number] = held_out_log_density(forest, members[number])
+                held_out[number] = held_out_log_density(forest, member)
     return [members[number] for number in range(num_classes)], [held_out[number] for number in sorted(held_out)]

@@ -51,8 +51,9 @@ def fit(
       bit. The folder is not deleted: do so when the posterior is saved.
     - `mesh`: the devices that share the sampler's work, a `jax.sharding.Mesh` with axes among ``trees``, ``chains`` and
       ``rows``, of sizes that divide `num_trees`, `num_chains` and 16; None is JAX's default device. Draws are those of
-      one device up to the order of sums, and predictions run on the default device. Where the devices belong to several
-      processes (`jax.distributed`), each makes the same call on the same data, and gets the same posterior.
+      one device up to the order of sums. The devices also share the rows of predictions
+      (:meth:`geode_jax.Posterior.replicated`). Where they belong to several processes (`jax.distributed`), each makes
+      the same call on the same data, and gets the same posterior, on its own devices.
 
     Interrupted by Ctrl-C after warm-up, it returns the draws made so far, with a RuntimeWarning.
 
@@ -75,6 +76,8 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
     key = check_key(key)
     data = check_training_data(X)
     plan = plan_of(data, request.dictionary)
+    if plan.num_partial > 0:
+        request.check_missing()
     is_mapped = is_memory_mapped(data) and plan.num_partial == 0
     warn_if_too_large(bytes_needed(plan, request.sampler, request.dtype.itemsize, is_mapped=is_mapped))
     with (
@@ -89,7 +92,7 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
         forest = kept_forest(kept, lambda: grow_forest(key_forest, data, plan, request.dtype, learn, ahead.start))
         ahead.wait()
         (samples,) = sample_forests(key_sample, [forest], request, part_of(show, 0.1, 1.0), kept)
-        return forest, posterior_of(forest, samples, request.prior, request.sampler)
+        return forest, posterior_of(forest, samples, request.prior, request.sampler, mesh=request.mesh)
 
 
 def sample_posterior(
@@ -115,6 +118,8 @@ def sample_posterior(
         checkpoint=checkpoint,
         mesh=mesh,
     )
+    if forest.partial is not None:
+        request.check_missing()
     arrays = [np.asarray(forest.dictionary.bases), np.asarray(forest.statistics.residual)]
     with (
         jax_settings(forest.dtype),
@@ -122,4 +127,4 @@ def sample_posterior(
         progress_bar(progress) as show,
     ):
         (samples,) = sample_forests(key, [forest], request, show, kept)
-        return posterior_of(forest, samples, request.prior, request.sampler)
+        return posterior_of(forest, samples, request.prior, request.sampler, mesh=request.mesh)

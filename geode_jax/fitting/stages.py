@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from geode_jax._checks import check_dtype, check_instance, check_mesh
 from geode_jax._files.checkpoint import Checkpoint, open_checkpoint
+from geode_jax._runtime.devices import may_call_lapack, num_xla_threads
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import ShowProgress
 from geode_jax._runtime.warning import warn_user
@@ -62,6 +63,15 @@ class Request(NamedTuple):
             checkpoint=given["checkpoint"],
             mesh=mesh,
         )
+
+    def check_missing(self) -> None:
+        """Raise ValueError if the devices of the mesh cannot sample rows with missing values."""
+        if self.mesh is not None and not may_call_lapack(self.mesh):
+            raise ValueError(
+                "mesh: rows with missing values need more threads of XLA than there are CPU devices in a process, which"
+                f" could wait for each other for ever; got {num_xla_threads()} threads: before JAX starts set the"
+                " environment variable NPROC to twice the number of devices, or use fewer of them"
+            )
 
     def open_checkpoint(self, key: KeyArray, arrays: list[np.ndarray]) -> AbstractContextManager[Checkpoint | None]:
         """The checkpoint of the fit of these arrays, held while the context lasts; None if no folder was given."""
@@ -147,7 +157,9 @@ def sample_forests(
     return [jax.tree.map(lambda leaf, at=start: leaf[at : at + num_trees], samples) for start in starts]
 
 
-def posterior_of(forest: Forest, samples: Samples, prior: Prior, settings: SamplerSettings) -> Posterior:
+def posterior_of(
+    forest: Forest, samples: Samples, prior: Prior, settings: SamplerSettings, mesh: Mesh | None = None
+) -> Posterior:
     """The posterior that a fit returns, from the results of its two stages."""
     posterior = Posterior(
         dictionary=forest.dictionary,
@@ -161,4 +173,5 @@ def posterior_of(forest: Forest, samples: Samples, prior: Prior, settings: Sampl
         found=forest.found,
         noise_root=forest.noise_root,
     )
-    return dataclasses.replace(posterior, lost_mass=lost_mass(forest, posterior))
+    posterior = dataclasses.replace(posterior, lost_mass=lost_mass(forest, posterior))
+    return posterior if mesh is None else posterior.replicated(mesh)

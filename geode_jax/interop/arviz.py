@@ -71,7 +71,7 @@ def _replications(key: KeyArray, posterior: Posterior, num_rows: int, count: int
             one = jax.tree.map(
                 lambda leaf, at=(chain, number[draw]): jnp.asarray(leaf)[:, at[0], at[1], None], posterior.draws
             )
-            rows = sample_rows(keys[chain, draw], posterior.dictionary, one, num_rows=num_rows)
+            rows = sample_rows(keys[chain, draw], posterior.dictionary, one, np.arange(num_rows, dtype=np.int32))
             values[chain, draw] = to_data(np.asarray(rows), posterior.frame)
     dataset = _dataset({"x": (("chain", "draw", "row", "feature"), values)})
     return dataset.assign_coords(draw=number)

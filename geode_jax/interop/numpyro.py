@@ -193,13 +193,13 @@ class PosteriorPredictive(Distribution):
         scaled = jnp.clip((value - self.shift) / self.scale, -farthest, farthest)
         rows = _times(scaled, self.inverse_root).reshape(-1, self.event_shape[0])
         by_tree = log_density_by_tree(self.dictionary, self.draws, rows)
-        total = jax.nn.logsumexp(by_tree, axis=0) - jnp.log(by_tree.shape[0]) - jnp.log(self.scale).sum()
+        total = jax.nn.logsumexp(by_tree, axis=1) - jnp.log(by_tree.shape[1]) - jnp.log(self.scale).sum()
         return total.reshape(value.shape[:-1])
 
     def sample(self, key: KeyArray, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*sample D"]:
         """New rows."""
         num_rows = int(np.prod(sample_shape, dtype=int))
-        rows = sample_rows(key, self.dictionary, self.draws, num_rows=max(num_rows, 1))[:num_rows]
+        rows = sample_rows(key, self.dictionary, self.draws, jnp.arange(max(num_rows, 1)))[:num_rows]
         return (self.shift + self.scale * _times(rows, self.root)).reshape(*sample_shape, *self.event_shape)
 
     @property

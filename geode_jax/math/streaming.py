@@ -1,11 +1,15 @@
 """Rows in fixed-size blocks: bounded memory, one compiled shape, results that do not depend on a block's other rows."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from geode_jax._runtime.devices import everywhere, may_call_lapack, mesh_of, on_one
 
 
 class Limits(NamedTuple):
@@ -36,28 +40,62 @@ def block_size(bytes_per_row: int, limits: Limits) -> int:
     return min(limits.rows, max(limits.enough, fitting(limits.memory)), fitting(limits.most_memory))
 
 
-def _limits() -> Limits:
-    """Those of the device that arrays go to."""
-    return ON_CPU if next(iter(jnp.zeros(()).devices())).platform == "cpu" else ELSEWHERE
+def _limits(shared: object) -> Limits:
+    """Those of the devices that hold the arrays; of JAX's default device if there are none."""
+    held = [leaf for leaf in jax.tree.leaves(shared) if isinstance(leaf, jax.Array)] or [jnp.zeros(())]
+    return ON_CPU if next(iter(held[0].devices())).platform == "cpu" else ELSEWHERE
 
 
 def map_row_blocks(
     function: Callable[..., Any],
-    rows: np.ndarray,
-    *more: np.ndarray,
+    shared: tuple[Any, ...],
+    *rows: Any,
     bytes_per_row: int,
+    calls_lapack: bool = False,
+    **options: Any,
 ) -> Any:
-    """Apply `function` to blocks of rows (of `rows` and `more` alike) and concatenate along the first axis.
+    """Apply ``function(*shared, *block, **options)`` to blocks of rows and concatenate along the first axis.
 
-    The last block is padded with copies of the last row and its result is cut back, so that every call has the same
-    shape and a row's result is bitwise the same whatever the other rows are.
+    `rows` are trees of NumPy arrays that have the rows on their first axis, as the results have. The last block is
+    padded with copies of the last row and its result is cut back, so that every call has the same shape and a row's
+    result is bitwise the same whatever the other rows are.
+
+    Where `shared` is replicated over a mesh, each of its devices has a block at the same time. `function` is then
+    compiled as a whole, once for every value of the hashable `options`. If it `calls_lapack` and the devices could wait
+    for each other there, the first of them does all the work.
     """
-    n = rows.shape[0]
-    size = block_size(bytes_per_row, _limits())
+    mesh = mesh_of(shared)
+    if mesh is not None and calls_lapack and not may_call_lapack(mesh):
+        shared, mesh = on_one(shared, mesh), None
+    size = block_size(bytes_per_row, _limits(shared))
+    if mesh is None:
+        apply, to_device = functools.partial(function, *shared, **options), jax.device_put
+    else:
+        by_row = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        program = _on_all_devices(function, mesh, tuple(options.items()))
+        apply = functools.partial(program, jax.device_put(shared, everywhere(mesh)))
+        to_device = functools.partial(jax.device_put, device=by_row)
+        size *= mesh.size
+    n = jax.tree.leaves(rows)[0].shape[0]
     results = []
     for start in range(0, n, size):
         index = np.minimum(np.arange(start, start + size), n - 1)
-        out = function(*jax.device_put([array[index] for array in (rows, *more)]))
+        out = apply(*to_device(jax.tree.map(lambda array, at=index: array[at], rows)))
         count = min(size, n - start)
         results.append(jax.tree.map(lambda leaf, c=count: np.asarray(leaf)[:c], out))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
+
+
+@functools.cache
+def _on_all_devices(function: Callable[..., Any], mesh: Mesh, options: tuple[tuple[str, Any], ...]) -> Any:
+    """``function(*shared, *block, **options)`` as a program of `shared` and blocks, one block for every device."""
+
+    def on_one(shared: tuple[Any, ...], *block: Any) -> Any:
+        return function(*shared, *block, **dict(options))
+
+    def on_all(shared: tuple[Any, ...], *rows: Any) -> Any:
+        by_row = PartitionSpec(mesh.axis_names)
+        specs = (PartitionSpec(), *[by_row] * len(rows))
+        return jax.shard_map(on_one, mesh=mesh, in_specs=specs, out_specs=by_row, check_vma=False)(shared, *rows)
+
+    return jax.jit(on_all)

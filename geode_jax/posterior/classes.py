@@ -1,10 +1,12 @@
 """The result of a fit of several classes: one posterior per class, in coordinates common to all."""
 
+import dataclasses
 import os
 from typing import Any
 
 import equinox as eqx
 import numpy as np
+from jax.sharding import Mesh
 
 from geode_jax._files.archive import read_archive, within, write_archive
 from geode_jax._files.schema import LOG_PROBABILITY, POSITIVE, Member, check_arrays, check_version
@@ -71,6 +73,10 @@ class ClassPosterior(eqx.Module):
         """Factor for the log densities of rows with this share of their features observed."""
         # a row without observed features has the same density under every class, whatever the factor
         return np.minimum(1.0, self.power * np.maximum(share, 1e-6) ** self.power_exponent)
+
+    def replicated(self, mesh: Mesh | None) -> "ClassPosterior":
+        """The same posterior on every device of a mesh; see :meth:`geode_jax.Posterior.replicated`."""
+        return dataclasses.replace(self, members=tuple(member.replicated(mesh) for member in self.members))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one ``.npz`` file, without pickle; an interrupted write leaves no partial file."""

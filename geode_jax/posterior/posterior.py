@@ -1,12 +1,15 @@
 """The result of a fit: dictionaries, draws, and the map between the data's units and the model's coordinates."""
 
+import dataclasses
 import os
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
+from geode_jax._checks import check_instance
 from geode_jax._files.archive import decode, decode_as, encode, fields_of, read_archive, within, write_archive
 from geode_jax._files.schema import (
     AT_LEAST_ONE,
@@ -22,6 +25,7 @@ from geode_jax._files.schema import (
     members_of,
     up_to,
 )
+from geode_jax._runtime.devices import replicated
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, Float
 from geode_jax.model.dictionary import Dictionary
@@ -178,6 +182,19 @@ class Posterior(eqx.Module):
         """
         mode = int(np.argmax(self.intrinsic_dimension_probabilities))
         return None if mode == self.found.rank == self.found.rank_limit else mode
+
+    def replicated(self, mesh: Mesh | None) -> "Posterior":
+        """The same posterior on every device of a mesh, which then share the rows of predictions; see the notebook.
+
+        The rows of one call to :func:`geode_jax.log_density`, :func:`geode_jax.impute`, :func:`geode_jax.sample` and
+        the like are spread over these devices; results are those of one device, up to the order of sums. Every device
+        holds the whole dictionary. Where the mesh has devices of several processes, each process uses its own of them,
+        for the rows that it passes itself. None: JAX's default device alone. :func:`geode_jax.fit` with a mesh returns
+        a posterior that is replicated on it; a loaded one is on the default device.
+        """
+        check_instance(mesh, "mesh", (Mesh, None))
+        with jax_settings(self.dtype):
+            return dataclasses.replace(self, dictionary=replicated(self.dictionary, mesh))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one ``.npz`` file, without pickle; an interrupted write leaves no partial file."""

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._checks import check_data, check_instance, check_integer, check_key, check_number
@@ -94,7 +93,8 @@ def log_density_draws(
 
     def of_complete(posterior: Posterior, draws: Draw, x: np.ndarray) -> np.ndarray:
         by_draw = map_row_blocks(
-            lambda rows: jnp.swapaxes(log_densities(posterior.dictionary, draws, rows), 0, 1),
+            log_densities,
+            (posterior.dictionary, draws),
             x,
             bytes_per_row=posterior.num_trees * density_row_bytes(draws, x),
         )
@@ -103,11 +103,13 @@ def log_density_draws(
     def of_partial(posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
         nodes = of_features(posterior)
         by_draw = map_partial_rows(
-            lambda seen: log_densities_partial(nodes, draws, seen, num_candidates=num_candidates),
+            log_densities_partial,
+            (nodes, draws),
             x,
             is_observed,
             root=posterior.noise_root,
             bytes_per_row=posterior.num_trees * partial_row_bytes(posterior, draws, num_candidates, is_observed),
+            num_candidates=num_candidates,
         )
         return without_empty(by_draw, is_observed) - (is_observed @ np.log(posterior.scale))[:, None, None]
 
@@ -123,8 +125,12 @@ def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[n
     num_samples = check_integer(num_samples, "num_samples", 1)
     with jax_settings(posterior.dtype):
         draws = thinned(posterior, None)
-        padded = 1 << (num_samples - 1).bit_length()  # few compiled sizes
-        x = np.asarray(sample_rows(key, posterior.dictionary, draws, num_rows=padded))[:num_samples]
+        x = map_row_blocks(
+            sample_rows,
+            (key, posterior.dictionary, draws),
+            np.arange(num_samples, dtype=np.int32),
+            bytes_per_row=4 * posterior.dtype.itemsize * posterior.num_features,
+        )
     return to_data(x, posterior.frame)
 
 

@@ -21,6 +21,7 @@ from jax import lax
 
 from geode_jax._typing import Array, Float, Int
 from geode_jax.math.lowrank import HIGHEST, log_det_of
+from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.predict.density import log_scores
@@ -44,10 +45,9 @@ class Shown(eqx.Module):
 
 
 @jax.jit
-def show(
-    origin: Float[Array, "D"], basis: Float[Array, "D r"], x: Float[Array, "b D"], is_observed: Float[Array, "#b D"]
-) -> Shown:
-    """Reduce rows with missing features to :class:`Shown`; values of ``x`` at missing features are ignored."""
+def show(origin: Float[Array, "D"], basis: Float[Array, "D r"], seen: ObservedRows) -> Shown:
+    """Reduce rows with missing features to :class:`Shown`; values at missing features are ignored."""
+    x, is_observed = seen.x, seen.mask
     rank = basis.shape[1]
     products = (basis[:, :, None] * basis[:, None, :]).reshape(-1, rank * rank)
     gram = jnp.matmul(is_observed, products, precision=HIGHEST).reshape(-1, rank, rank)

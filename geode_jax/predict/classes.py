@@ -1,7 +1,6 @@
 """Class probabilities: posterior predictive densities of the classes, weighted by their prior probabilities."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
@@ -99,7 +98,8 @@ def _complete(posterior: ClassPosterior, x: np.ndarray, num_draws: int) -> np.nd
     for member in posterior.members:
         draws = thinned(member, num_draws)
         by_draw = map_row_blocks(
-            lambda rows, member=member, draws=draws: jnp.swapaxes(log_densities(member.dictionary, draws, rows), 0, 1),
+            log_densities,
+            (member.dictionary, draws),
             x,
             bytes_per_row=member.num_trees * density_row_bytes(draws, x),
         )
@@ -119,7 +119,8 @@ def _partial(
         noise = jax.device_put(np.asarray(reduction.noise, x.dtype))
         rank = basis.shape[1]
         shown = map_partial_rows(
-            lambda seen: show(origin, basis, seen.x, seen.mask),
+            show,
+            (origin, basis),
             x,
             is_observed,
             bytes_per_row=x.itemsize * (4 * x.shape[1] + 4 * rank * rank),
@@ -128,21 +129,22 @@ def _partial(
         draws = thinned(member, num_draws)
         width = min(num_candidates, member.dictionary.tree.num_nodes)
         if shown is not None:
-            leaves, treedef = jax.tree.flatten(shown)
-
-            def of_shown(*parts: jax.Array, member=member, draws=draws, width=width, treedef=treedef) -> jax.Array:
-                rows = jax.tree.unflatten(treedef, parts)
-                return log_density_reduced(member.dictionary, draws, noise, rows, num_candidates=width)
-
-            by_draw = map_row_blocks(of_shown, *leaves, bytes_per_row=reduced_row_bytes(member.dictionary, width))
+            by_draw = map_row_blocks(
+                log_density_reduced,
+                (member.dictionary, draws, noise),
+                shown,
+                bytes_per_row=reduced_row_bytes(member.dictionary, width),
+                calls_lapack=True,
+                num_candidates=width,
+            )
         else:
             by_draw = map_partial_rows(
-                lambda seen, member=member, draws=draws, width=width: log_densities_partial(
-                    Nodes(member.dictionary, None), draws, seen, num_candidates=width
-                ),
+                log_densities_partial,
+                (Nodes(member.dictionary, None), draws),
                 x,
                 is_observed,
                 bytes_per_row=member.num_trees * partial_row_bytes(member.dictionary, width, num_draws, 0),
+                num_candidates=width,
             )
         found.append(without_empty(by_draw.reshape(x.shape[0], -1), is_observed) + jacobian)
     return np.stack(found, axis=1)

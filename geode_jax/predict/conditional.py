@@ -124,24 +124,18 @@ class Conditional:
         with jax_settings(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
             x, is_observed = features_and_mask(posterior, self.rows[rows])
-            features, nodes = self._index(), of_features(posterior)
-            most_missing = num_wanted(is_observed, self.features)
             return map_partial_rows(
-                lambda seen, number: conditional_draws(
-                    jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, number),
-                    (nodes, draws),
-                    seen,
-                    features,
-                    num_candidates=self.num_candidates,
-                    num_samples=num_samples,
-                    num_wanted=most_missing,
-                ),
+                conditional_draws,
+                (key, of_features(posterior), draws, self._index()),
                 x,
                 is_observed,
                 rows.astype(np.int32),
                 root=posterior.noise_root,
                 bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates, is_observed)
                 + x.itemsize * num_samples * self._columns(x).shape[1],
+                num_candidates=self.num_candidates,
+                num_samples=num_samples,
+                num_wanted=num_wanted(is_observed, self.features),
             )
 
     def log_prob(self, values: ArrayLike) -> Float[np.ndarray, "n"]:
@@ -195,7 +189,8 @@ class Conditional:
         inverse = self.posterior.frame.inverse_root
         complete = whole if inverse is None else (whole @ inverse).astype(whole.dtype)
         by_tree = map_row_blocks(
-            lambda rows: log_density_by_tree(self.posterior.dictionary, draws, rows).T,
+            log_density_by_tree,
+            (self.posterior.dictionary, draws),
             complete,
             bytes_per_row=density_row_bytes(draws, whole),
         )
@@ -225,23 +220,17 @@ class Conditional:
         self, x: np.ndarray, is_observed: np.ndarray, levels: tuple[float, ...] | None
     ) -> tuple[np.ndarray, ...]:
         draws = thinned(self.posterior, self.num_draws)
-        features, nodes = self._index(), of_features(self.posterior)
-        most_missing = num_wanted(is_observed, self.features)
         return map_partial_rows(
-            lambda seen: conditional_summary(
-                nodes,
-                draws,
-                seen,
-                features,
-                num_candidates=self.num_candidates,
-                levels=levels,
-                num_wanted=most_missing,
-            ),
+            conditional_summary,
+            (of_features(self.posterior), draws, self._index()),
             x,
             is_observed,
             root=self.posterior.noise_root,
             bytes_per_row=partial_row_bytes(self.posterior, draws, self.num_candidates, is_observed)
             + x.itemsize * len(levels or ()) * self._columns(x).shape[1],
+            num_candidates=self.num_candidates,
+            levels=levels,
+            num_wanted=num_wanted(is_observed, self.features),
         )
 
     def _columns(self, array: np.ndarray) -> np.ndarray:

@@ -177,8 +177,8 @@ def _pool(
 def conditional_summary(
     nodes: Nodes,
     draws: Draw,
-    seen: ObservedRows,
     features: Array | None,
+    seen: ObservedRows,
     *,
     num_candidates: int,
     levels: tuple[float, ...] | None,
@@ -213,10 +213,12 @@ def conditional_summary(
 
 @partial(jax.jit, static_argnames=("num_candidates", "num_samples", "num_wanted"))
 def conditional_draws(
-    row_keys: KeyArray,
-    model: tuple[Nodes, Draw],
-    seen: ObservedRows,
+    key: KeyArray,
+    nodes: Nodes,
+    draws: Draw,
     features: Array | None,
+    seen: ObservedRows,
+    row: Int[Array, "b"],
     *,
     num_candidates: int,
     num_samples: int,
@@ -224,10 +226,10 @@ def conditional_draws(
 ) -> Float[Array, "b s _"]:
     """Draws of the `features` (None: all) of rows given the observed ones; zeros at those that are observed.
 
-    Exact draws from the average of the trees, shrunk towards its mean like the intervals. `row_keys`, (b,): a row's
-    draws depend on its key, not on the block that the row is in. `num_wanted` as in :func:`conditional_summary`.
+    Exact draws from the average of the trees, shrunk towards its mean like the intervals. `row`: the numbers of the
+    rows; a row's draws depend on the key and on its number, not on the block that it is in. `num_wanted` as in
+    :func:`conditional_summary`.
     """
-    nodes, draws = model
     dictionary = nodes.dictionary
     num_trees, num_features = draws.log_joint.shape[0], seen.x.shape[1]
     wanted = _Wanted.of(seen, features, num_wanted)
@@ -274,7 +276,7 @@ def conditional_draws(
 
     num_rows = seen.x.shape[0]
     number = num_rows * num_samples
-    keys = jax.vmap(lambda row_key: jax.random.split(row_key, num_samples))(row_keys).reshape(number)
+    keys = jax.vmap(lambda own: jax.random.split(jax.random.fold_in(key, own), num_samples))(row).reshape(number)
     index = jnp.repeat(jnp.arange(num_rows), num_samples)
     # the same number at a time throughout: a remainder would be compiled as well
     drawn = lax.map(lambda inputs: one_draw(*inputs), (keys, index), batch_size=math.gcd(number, SAMPLES_AT_ONCE))

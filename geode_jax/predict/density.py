@@ -100,18 +100,18 @@ def lost_shares(dictionary: Dictionary, draws: Draw, probe: Probe) -> Float[Arra
 
 
 @jax.jit
-def log_densities(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "F n T"]:
+def log_densities(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "n F T"]:
     """Log density of rows under every draw of every tree, in model coordinates."""
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
         tree_dictionary, tree_draws = inputs
         return log_density_by_draw(tree_dictionary, tree_draws, x)
 
-    return lax.map(one_tree, (dictionary, draws))
+    return jnp.swapaxes(lax.map(one_tree, (dictionary, draws)), 0, 1)
 
 
 @jax.jit
-def log_density_by_tree(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "F n"]:
+def log_density_by_tree(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "n F"]:
     """Log of the posterior mean density under each tree, in model coordinates."""
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
@@ -119,11 +119,11 @@ def log_density_by_tree(dictionary: Dictionary, draws: Draw, x: Float[Array, "n 
         by_draw = log_density_by_draw(tree_dictionary, tree_draws, x)
         return jax.nn.logsumexp(by_draw, axis=1) - jnp.log(by_draw.shape[1])
 
-    return lax.map(one_tree, (dictionary, draws))
+    return lax.map(one_tree, (dictionary, draws)).T
 
 
 @jax.jit
-def node_probabilities(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "F n K"]:
+def node_probabilities(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D"]) -> Float[Array, "n F K"]:
     """Probability of each node given the row, averaged over the draws of each tree."""
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
@@ -132,7 +132,7 @@ def node_probabilities(dictionary: Dictionary, draws: Draw, x: Float[Array, "n D
         nodes = (tree_dictionary.centres, tree_dictionary.bases, _node_scores(tree_dictionary, tree_draws))
         return lax.map(lambda node: jnp.exp(_scores_at(x, *node) - total).mean(axis=1), nodes).T
 
-    return lax.map(one_tree, (dictionary, draws))
+    return jnp.swapaxes(lax.map(one_tree, (dictionary, draws)), 0, 1)
 
 
 def density_row_bytes(draws: Draw, x: np.ndarray) -> int:
@@ -142,9 +142,5 @@ def density_row_bytes(draws: Draw, x: np.ndarray) -> int:
 
 def log_density_complete(dictionary: Dictionary, draws: Draw, x: np.ndarray) -> np.ndarray:
     """Log density in model coordinates, averaged over trees with equal weights, (n,)."""
-    by_tree = map_row_blocks(
-        lambda block: log_density_by_tree(dictionary, draws, block).T,
-        x,
-        bytes_per_row=density_row_bytes(draws, x),
-    )
+    by_tree = map_row_blocks(log_density_by_tree, (dictionary, draws), x, bytes_per_row=density_row_bytes(draws, x))
     return np.logaddexp.reduce(by_tree, axis=1) - np.log(by_tree.shape[1])

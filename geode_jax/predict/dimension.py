@@ -45,19 +45,19 @@ def intrinsic_dimension(
 
     def of_complete(posterior: Posterior, draws: Draw, x: np.ndarray) -> np.ndarray:
         return map_row_blocks(
-            lambda rows: jnp.swapaxes(node_probabilities(posterior.dictionary, draws, rows), 0, 1),
-            x,
-            bytes_per_row=density_row_bytes(draws, x),
+            node_probabilities, (posterior.dictionary, draws), x, bytes_per_row=density_row_bytes(draws, x)
         )
 
     def of_partial(posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
         nodes = of_features(posterior)
         return map_partial_rows(
-            lambda seen: _node_probabilities_partial(nodes, draws, seen, num_candidates=num_candidates),
+            _node_probabilities_partial,
+            (nodes, draws),
             x,
             is_observed,
             root=posterior.noise_root,
             bytes_per_row=partial_row_bytes(posterior, draws, num_candidates, is_observed),
+            num_candidates=num_candidates,
         )
 
     counts = check_draws(num_draws, DENSITY_DRAWS), check_draws(num_draws, PARTIAL_DRAWS)

@@ -9,6 +9,7 @@ import numpy as np
 
 from geode_jax._checks import check_data, check_instance, check_integer
 from geode_jax._runtime.blas import one_blas_thread
+from geode_jax._runtime.devices import everywhere, mesh_of
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, ArrayLike
 from geode_jax.math.streaming import map_row_blocks
@@ -53,8 +54,9 @@ def check_draws(num_draws: int | None, default: int | None) -> int | None:
 
 
 def thinned(posterior: Posterior, num_draws: int | None) -> Draw:
-    """Thinned draws on the device, moved there once."""
-    return jax.device_put(posterior.thin(num_draws))
+    """Thinned draws, moved once to where the dictionary is."""
+    mesh = mesh_of(posterior.dictionary)
+    return jax.device_put(posterior.thin(num_draws), None if mesh is None else everywhere(mesh))
 
 
 def features_and_mask(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,23 +114,22 @@ def num_wanted(is_observed: np.ndarray, features: np.ndarray | None) -> int:
 
 def map_partial_rows(
     function: Callable[..., Any],
+    shared: tuple[Any, ...],
     x: np.ndarray,
     is_observed: np.ndarray,
     *more: np.ndarray,
     bytes_per_row: int,
     root: np.ndarray | None = None,
+    **options: Any,
 ) -> Any:
-    """:func:`map_row_blocks` of ``function(seen, ...)``, where rows that miss the same features share blocks.
+    """:func:`map_row_blocks` of ``function(*shared, seen, *more)``; rows that miss the same features share blocks.
 
     A pattern that many rows share, as in regression, gets separate blocks with a single mask, (1, D), so that work that
     depends only on the pattern is done once per block. `root`: root of the noise covariance; None if it is isotropic.
     """
-    places = num_seen(is_observed)
     noise = None if root is None else SharedNoise.of(jax.device_put(root.astype(x.dtype)))
-
-    def on_rows(rows: Array, mask: Array, *others: Array) -> Any:
-        return function(observe_rows(rows, mask, noise, num_seen=places), *others)
-
+    seen: dict[str, Any] = {"bytes_per_row": bytes_per_row, "calls_lapack": True}
+    seen |= {"of_seen": function, "num_seen": num_seen(is_observed), "options": tuple(options.items())}
     packed = np.packbits(is_observed.astype(bool), axis=1)
     _, pattern, count = np.unique(packed, axis=0, return_inverse=True, return_counts=True)
     pattern = pattern.reshape(-1)
@@ -136,21 +137,31 @@ def map_partial_rows(
     index, parts = [], []
     rest = np.flatnonzero(~is_common[pattern])
     if rest.size:
-        arrays = (array[rest] for array in (x, is_observed, *more))
+        arrays = (array[rest] for array in (is_observed, x, *more))
         index.append(rest)
-        parts.append(map_row_blocks(on_rows, *arrays, bytes_per_row=bytes_per_row))
+        parts.append(map_row_blocks(_of_observed, (shared, noise), *arrays, **seen))
     for number in np.flatnonzero(is_common):
         here = np.flatnonzero(pattern == number)
         mask = jax.device_put(is_observed[here[:1]])
         arrays = (array[here] for array in (x, *more))
         index.append(here)
-        parts.append(
-            map_row_blocks(
-                lambda rows, *others, mask=mask: on_rows(rows, mask, *others), *arrays, bytes_per_row=bytes_per_row
-            )
-        )
+        parts.append(map_row_blocks(_of_observed, (shared, noise, mask), *arrays, **seen))
     order = np.argsort(np.concatenate(index))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
+
+
+def _of_observed(
+    shared: tuple[Any, ...],
+    noise: SharedNoise | None,
+    mask: Array,
+    x: Array,
+    *more: Array,
+    of_seen: Callable[..., Any],
+    num_seen: int,
+    options: tuple[tuple[str, Any], ...],
+) -> Any:
+    """``of_seen(*shared, seen, *more, **options)`` of a block of partial rows."""
+    return of_seen(*shared, observe_rows(x, mask, noise, num_seen=num_seen), *more, **dict(options))
 
 
 def map_rows(
@@ -191,11 +202,13 @@ def partial_log_density_by_tree(
     """Log density under each tree, (n, F), of the observed features, each divided by its scale."""
     nodes = of_features(posterior)
     by_tree = map_partial_rows(
-        lambda seen: log_density_partial(nodes, draws, seen, num_candidates=num_candidates),
+        log_density_partial,
+        (nodes, draws),
         x,
         is_observed,
         root=posterior.noise_root,
         bytes_per_row=partial_row_bytes(posterior, draws, num_candidates, is_observed),
+        num_candidates=num_candidates,
     )
     return without_empty(by_tree, is_observed)
 

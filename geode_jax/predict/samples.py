@@ -1,27 +1,26 @@
 """New rows from the posterior predictive."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
-from geode_jax._typing import Array, Float, KeyArray
+from geode_jax._typing import Array, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 
 
-@partial(jax.jit, static_argnames="num_rows")
-def sample_rows(key: KeyArray, dictionary: Dictionary, draws: Draw, *, num_rows: int) -> Float[Array, "n D"]:
+@jax.jit
+def sample_rows(key: KeyArray, dictionary: Dictionary, draws: Draw, row: Int[Array, "n"]) -> Float[Array, "n D"]:
     """Rows in model coordinates: pick a tree and a draw at random, a node by its weight, and draw from its Gaussian.
 
-    `draws`: leaves with axes (trees, draws, ...).
+    `draws`: leaves with axes (trees, draws, ...). `row`: the numbers of the rows; a row depends on the key and on its
+    number, not on the others.
     """
     num_trees, num_draws = draws.log_joint.shape
     scale = jnp.asarray(dictionary.tree.scale)
 
-    def one_row(row_key: KeyArray) -> Array:
-        key_tree, key_draw, key_node, key_eta, key_eps = jax.random.split(row_key, 5)
+    def one_row(number: Array) -> Array:
+        key_tree, key_draw, key_node, key_eta, key_eps = jax.random.split(jax.random.fold_in(key, number), 5)
         tree = jax.random.randint(key_tree, (), 0, num_trees)
         draw = jax.random.randint(key_draw, (), 0, num_draws)
         node = jax.random.categorical(key_node, draws.log_weights[tree, draw])
@@ -32,4 +31,4 @@ def sample_rows(key: KeyArray, dictionary: Dictionary, draws: Draw, *, num_rows:
         basis = dictionary.bases[tree, node]
         return dictionary.centres[tree, node] + jnp.matmul(basis, eta, precision=HIGHEST) + noise
 
-    return jax.lax.map(one_row, jax.random.split(key, num_rows), batch_size=64)
+    return jax.lax.map(one_row, row, batch_size=64)
