@@ -65,14 +65,18 @@ def check_instance(value: Any, name: str, kinds: type | tuple[type | None, ...])
     raise TypeError(f"{name}: expected {names}, got {value!r} of type {type(value).__name__}")
 
 
-def check_mesh(mesh: Any, limits: Mapping[str, int], name: str = "mesh") -> Mesh | None:
-    """Return a mesh of devices whose axes are among the keys of `limits`, with sizes that divide the values there."""
+def check_mesh(mesh: Any, limits: Mapping[str, int | None], name: str = "mesh") -> Mesh | None:
+    """Return a mesh of devices whose axes are among the keys of `limits`, with sizes that divide the values there.
+
+    None stands for any size.
+    """
     check_instance(mesh, name, (Mesh, None))
     for axis, size in {} if mesh is None else mesh.shape.items():
         if axis not in limits:
             raise ValueError(f"{name}: expected axes among {', '.join(map(repr, limits))}, got {axis!r}")
-        if limits[axis] % size:
-            raise ValueError(f"{name}: expected a size of the axis {axis!r} that divides {limits[axis]}, got {size}")
+        limit = limits[axis]
+        if limit is not None and limit % size:
+            raise ValueError(f"{name}: expected a size of the axis {axis!r} that divides {limit}, got {size}")
     return mesh
 
 

@@ -111,7 +111,7 @@ def test_groups_of_rows_change_nothing(num_shards):
     with jax_settings(np.float64):
         _, few, _ = _small(width=3)
         stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), few.statistics)
-        grouped = jax.tree.map(lambda leaf: leaf[1], reshard(stacked, few.tree.num_nodes, num_shards))
+        grouped = jax.tree.map(lambda leaf: jnp.asarray(leaf[1]), reshard(stacked, few.tree.num_nodes, num_shards))
         assert grouped.residual.shape[0] == num_shards
         state = initial_chain(jax.random.key(1), few).state
         for mine, theirs in zip(grouped.at(state.node), few.statistics.at(state.node), strict=True):

@@ -19,6 +19,9 @@ from jax.sharding import Mesh
 import geode_jax
 from geode_jax import Prior, SamplerSettings
 from geode_jax._runtime import devices
+from geode_jax.forest import freeze
+from geode_jax.forest.forest import Forest
+from geode_jax.forest.learn import grow_forest, plan_of
 from geode_jax.gibbs import membership, run, sharding
 from geode_jax.math import streaming
 from geode_jax.predict import density
@@ -54,7 +57,10 @@ def assert_close(found, expected):
     ("sizes", "kind"),
     [
         ({"trees": 2, "chains": 2}, "complete"),
+        ({"rows": 3}, "candidates"),
+        pytest.param({"rows": 3}, "complete", marks=pytest.mark.slow),
         pytest.param({"rows": 2, "trees": 2}, "candidates", marks=pytest.mark.slow),
+        pytest.param({"rows": 3}, "own patterns", marks=pytest.mark.slow),
         pytest.param({"rows": 2, "trees": 2}, "own patterns", marks=pytest.mark.slow),
         pytest.param({"chains": 2, "rows": 2}, "one pattern", marks=pytest.mark.slow),
     ],
@@ -67,9 +73,35 @@ def test_draws_are_those_of_one_device(data, sizes, kind):
     several = geode_jax.fit(jax.random.key(0), x, **options, mesh=_mesh(**sizes))
     assert_close(several.draws, one.draws)
     np.testing.assert_allclose(several.adaptation.included, one.adaptation.included, rtol=1e-6, atol=1e-9)
-    assert all(len(leaf.devices()) == 4 for leaf in jax.tree.leaves(several.dictionary))
+    num_devices = np.prod(list(sizes.values()))
+    assert all(len(leaf.devices()) == num_devices for leaf in jax.tree.leaves(several.dictionary))
     expected = geode_jax.log_density(one, x[:9])
     np.testing.assert_allclose(geode_jax.log_density(several, x[:9]), expected, rtol=1e-4)
+
+
+@needs_devices
+@pytest.mark.parametrize(
+    ("num_candidates", "num_devices"),
+    [(4, 3), pytest.param(None, 3, marks=pytest.mark.slow), pytest.param(4, 2, marks=pytest.mark.slow)],
+)
+def test_statistics_go_from_the_host_to_each_device(data, num_candidates, num_devices, monkeypatch):
+    """No device ever holds those of all rows, after a fit that is resumed neither."""
+    settings = dataclasses.replace(DICTIONARY, num_candidates=num_candidates)
+    plan = plan_of(data, settings).on_mesh(num_devices)
+    show = lambda share, text: None  # noqa: E731
+    made = []
+    original = freeze.zero_statistics
+    monkeypatch.setattr(freeze, "zero_statistics", lambda shape, *rest: made.append(shape) or original(shape, *rest))
+    forest = grow_forest(jax.random.key(0), data, plan, np.dtype("float32"), show)
+    if num_candidates is None:
+        assert set(made) == {(1, 7, plan.num_places // num_devices, 3)}  # a part of the rows of one tree
+    for one in (forest, Forest.from_archive(*forest.to_archive())):
+        assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(one.statistics))
+        placed = sharding.place_problem(one.problem(Prior(), SAMPLER), sharding.with_all_axes(_mesh(rows=num_devices)))
+        squared = placed.statistics.squared
+        shards = [shard.data.size for shard in squared.addressable_shards]
+        assert shards == [squared.size // num_devices] * num_devices
+        np.testing.assert_array_equal(squared, forest.statistics.squared)  # laid out for these devices from the start
 
 
 @needs_devices
@@ -88,16 +120,17 @@ def test_draws_are_those_of_one_device(data, sizes, kind):
         pytest.param(0, id="by blocks", marks=pytest.mark.slow),
     ],
 )
-def test_devices_exchange_node_sums_only(data, few_nodes, chunk_bits, monkeypatch):
+@pytest.mark.parametrize("sizes", [{"trees": 2, "rows": 2}, pytest.param({"rows": 3}, marks=pytest.mark.slow)])
+def test_devices_exchange_node_sums_only(data, sizes, few_nodes, chunk_bits, monkeypatch):
     """Once a sweep; neither statistics nor anything else of the rows' size leaves its device."""
     monkeypatch.setattr(membership, "FEW_NODES", few_nodes)
     monkeypatch.setattr(membership, "CHUNK_BITS", chunk_bits)
     forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
-    mesh = sharding.with_all_axes(_mesh(trees=2, rows=2))
+    mesh = sharding.with_all_axes(_mesh(**sizes))
     problems = sharding.place_problem(forest.problem(Prior(), SAMPLER), mesh)
     num_trees, num_nodes, num_places, rank = problems.statistics.squared.shape
     shard = problems.statistics.squared.sharding.shard_shape(problems.statistics.squared.shape)
-    assert shard == (num_trees // 2, num_nodes, num_places // 2, rank)
+    assert shard == (num_trees // sizes.get("trees", 1), num_nodes, num_places // sizes["rows"], rank)
 
     keys = jax.random.split(jax.random.key(1), (num_trees, SAMPLER.num_chains))
     keys = sharding.place(keys, jax.NamedSharding(mesh, sharding.BY_CHAIN))
@@ -111,7 +144,7 @@ def test_devices_exchange_node_sums_only(data, few_nodes, chunk_bits, monkeypatc
     assert len(in_sweep) == 1
     assert " all-reduce(" in in_sweep[0]
     sizes = [[int(n) for n in shape.split(",") if n] for shape in re.findall(r"[fs]32\[([\d,]*)\]", in_sweep[0])]
-    assert max(np.prod(shape) for shape in sizes) == SAMPLER.num_chains * num_nodes * rank
+    assert max(np.prod(shape) for shape in sizes) == shard[0] * SAMPLER.num_chains * num_nodes * rank
 
 
 @needs_devices
@@ -213,8 +246,6 @@ def test_a_mesh_that_does_not_fit_is_an_error(data):
         fit(_mesh(batch=2))
     with pytest.raises(ValueError, match="mesh: expected a size of the axis 'trees' that divides 2, got 4"):
         fit(_mesh(trees=4))
-    with pytest.raises(ValueError, match="mesh: expected a size of the axis 'rows' that divides 16, got 3"):
-        fit(_mesh(rows=3))
 
 
 @needs_devices

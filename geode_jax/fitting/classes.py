@@ -24,7 +24,6 @@ from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import grow_in_frame
 from geode_jax.forest.plan import Plan
 from geode_jax.learning.class_span import Reduction, learn_reduction
-from geode_jax.model.statistics import padded_size
 from geode_jax.partition.metis import Partition
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.posterior.posterior import Posterior
@@ -110,7 +109,7 @@ def fit_classes(
         rows_of = [np.flatnonzero(index == number) for number in range(counts.size)]
         show(0.0, "common coordinates")
         frame, reduction, x = _common_coordinates(data, rows_of, request)
-        plan = _plan_of_classes(x, rows_of, request.dictionary)
+        plan = _plan_of_classes(x, rows_of, request)
         task = _Task(x, rows_of, plan, request, kept)
         warn_if_too_large(_bytes_of_classes(task))
         members, held_out = _fit_members(key, task, calibrate, part_of(show, 0.0, 0.95))
@@ -168,13 +167,13 @@ def _common_coordinates(
     return Frame(frame.shift, frame.scale * scales), None, divide(x, scales)
 
 
-def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], settings: DictionarySettings) -> Plan:
+def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], request: Request) -> Plan:
     """The plan that all classes use, without the parts that are common to all classes and already learned."""
     largest = max(rows.size for rows in rows_of)
     num_partial = max(int(np.isnan(x[rows]).any(axis=1).sum()) for rows in rows_of)
-    plain = dataclasses.replace(settings, feature_noise=None, noise_covariance=None, shared_span=None)
-    plan = Plan.of(plain, largest, x.shape[1], num_partial).with_fixed_rank()
-    return dataclasses.replace(plan, num_places=padded_size(largest))
+    plain = dataclasses.replace(request.dictionary, feature_noise=None, noise_covariance=None, shared_span=None)
+    plan = Plan.of(plain, largest, x.shape[1], num_partial).with_fixed_rank().on_mesh(request.row_devices)
+    return dataclasses.replace(plan, num_places=plan.places(largest))
 
 
 def _bytes_of_classes(task: _Task) -> dict[str, int]:
@@ -220,7 +219,7 @@ def _fit_members(
     for batch in _batches(task):
         largest = sizes[batch].max()
         # classes of similar size share a compiled program even if they are not sampled together
-        num_places = padded_size(int(sizes[sizes <= SIZE_RATIO * largest].max()))
+        num_places = task.plan.places(int(sizes[sizes <= SIZE_RATIO * largest].max()))
         plan = dataclasses.replace(task.plan, num_places=num_places)
         first, last = len(members) / num_classes, (len(members) + len(batch)) / num_classes
         show_batch = part_of(show, first, last)

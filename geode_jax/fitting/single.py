@@ -50,10 +50,11 @@ def fit(
       after every segment of the sampler; the same call after a crash resumes from it, and gives the same draws bit for
       bit. The folder is not deleted: do so when the posterior is saved.
     - `mesh`: the devices that share the sampler's work, a `jax.sharding.Mesh` with axes among ``trees``, ``chains`` and
-      ``rows``, of sizes that divide `num_trees`, `num_chains` and 16; None is JAX's default device. Draws are those of
-      one device up to the order of sums. The devices also share the rows of predictions
-      (:meth:`geode_jax.Posterior.replicated`). Where they belong to several processes (`jax.distributed`), each makes
-      the same call on the same data, and gets the same posterior, on its own devices.
+      ``rows``. The first two have sizes that divide `num_trees` and `num_chains`. None is JAX's default device. Draws
+      are those of one device up to the order of sums. What the sampler needs of the rows goes from the host to each
+      device by itself. The devices also share the rows of predictions (:meth:`geode_jax.Posterior.replicated`). Where
+      they belong to several processes (`jax.distributed`), each makes the same call on the same data, and gets the same
+      posterior, on its own devices.
 
     Interrupted by Ctrl-C after warm-up, it returns the draws made so far, with a RuntimeWarning.
 
@@ -75,7 +76,7 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
     """As :func:`fit`, for callers that need the forest too."""
     key = check_key(key)
     data = check_training_data(X)
-    plan = plan_of(data, request.dictionary)
+    plan = plan_of(data, request.dictionary).on_mesh(request.row_devices)
     if plan.num_partial > 0:
         request.check_missing()
     is_mapped = is_memory_mapped(data) and plan.num_partial == 0

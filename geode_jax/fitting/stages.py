@@ -18,11 +18,10 @@ from geode_jax._runtime.devices import may_call_lapack, num_xla_threads
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import ShowProgress
 from geode_jax._runtime.warning import warn_user
-from geode_jax._typing import KeyArray
+from geode_jax._typing import Array, KeyArray
 from geode_jax.forest.forest import Forest
 from geode_jax.gibbs.run import Interrupted, Samples, compile_ahead, run_chains
 from geode_jax.gibbs.sharding import CHAINS, ROWS, TREES
-from geode_jax.model.statistics import ROW_BLOCKS
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.held_out import lost_mass
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
@@ -53,7 +52,7 @@ class Request(NamedTuple):
         dictionary = given["dictionary"]
         sampler = check_instance(given["sampler"], "sampler", (SamplerSettings, None)) or SamplerSettings()
         trees = dictionary.num_trees if num_trees is None else num_trees
-        mesh = check_mesh(given["mesh"], {TREES: trees, CHAINS: sampler.num_chains, ROWS: ROW_BLOCKS})
+        mesh = check_mesh(given["mesh"], {TREES: trees, CHAINS: sampler.num_chains, ROWS: None})
         return cls(
             dictionary=dictionary,
             prior=check_instance(given["prior"], "prior", (Prior, None)) or Prior(),
@@ -63,6 +62,11 @@ class Request(NamedTuple):
             checkpoint=given["checkpoint"],
             mesh=mesh,
         )
+
+    @property
+    def row_devices(self) -> int | None:
+        """How many devices share the rows of a tree; None without a mesh."""
+        return None if self.mesh is None else self.mesh.shape.get(ROWS, 1)
 
     def check_missing(self) -> None:
         """Raise ValueError if the devices of the mesh cannot sample rows with missing values."""
@@ -137,7 +141,7 @@ def sample_forests(
     of the fit (`is_last`). Otherwise it raises KeyboardInterrupt, as the remaining forests would have no draws.
     """
     problems = [forest.problem(request.prior, request.sampler) for forest in forests]
-    together = problems[0] if len(problems) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *problems)
+    together = problems[0] if len(problems) == 1 else jax.tree.map(_concatenated, *problems)
 
     def on_segment(done: int, total: int) -> None:
         show(done / total, f"sweep {done} of {total}")
@@ -155,6 +159,11 @@ def sample_forests(
     num_trees = forests[0].num_trees
     starts = range(0, num_trees * len(forests), num_trees)
     return [jax.tree.map(lambda leaf, at=start: leaf[at : at + num_trees], samples) for start in starts]
+
+
+def _concatenated(*leaves: Array | np.ndarray) -> Array | np.ndarray:
+    """Along the first axis; where statistics stay on the host until each device gets its own, so does their union."""
+    return np.concatenate(leaves) if isinstance(leaves[0], np.ndarray) else jnp.concatenate(leaves)
 
 
 def posterior_of(

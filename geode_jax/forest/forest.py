@@ -14,6 +14,7 @@ from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.found import Found
+from geode_jax.model.on_host import on_host
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
 from geode_jax.model.statistics import Statistics
@@ -99,14 +100,16 @@ class Forest(eqx.Module):
         """The inverse of :meth:`to_archive`. Raises ValueError if they are not those of a forest."""
         _check(arrays)
         with jax_settings(arrays["dictionary.centres"].dtype):
-            dictionary, statistics, partial, borrowed, probe = (jax.device_put(within(arrays, part)) for part in _PARTS)
-            kind = CandidateStatistics if "position" in statistics else Statistics
+            dictionary, borrowed = (jax.device_put(within(arrays, part)) for part in ("dictionary", "borrowed"))
+            # by row: the sampler takes them to its device, or to those of a mesh, none of which need hold them all
+            statistics, partial, probe = (within(arrays, part) for part in ("statistics", "partial", "probe"))
+            kind: type[AnyStatistics] = CandidateStatistics if "position" in statistics else Statistics
             return Forest(
                 dictionary=Dictionary(tree=tree_from_mask(arrays["tree.is_present"]), **dictionary),
-                statistics=kind(**statistics),
-                partial=PartialRows(**{"entry": None, "root": None, **partial}) if partial else None,
+                statistics=on_host(kind, **statistics),
+                partial=on_host(PartialRows, **{"entry": None, "root": None, **partial}) if partial else None,
                 borrowed=Borrowed(**borrowed),
-                probe=Probe(**probe) if probe else None,
+                probe=on_host(Probe, **probe) if probe else None,
                 shift=arrays["shift"],
                 scale=arrays["scale"],
                 dictionary_settings=decode_as(DictionarySettings, header["dictionary_settings"]),

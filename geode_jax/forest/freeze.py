@@ -18,6 +18,7 @@ from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.candidate_statistics import BLOCK, AnyStatistics, CandidateStatistics, Probe, num_blocks_of
 from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.on_host import on_host
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.statistics import Statistics
 from geode_jax.model.tree import tree_from_mask
@@ -41,14 +42,20 @@ def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatisti
     training, rows = learned.training, learned.training.complete
     width, num_nodes = plan.num_candidates(learned.chosen.rank), dictionary.tree.num_nodes
     if width >= num_nodes or rows.size == 0:
-        return dictionary, _at_all_nodes(learned, rows, plan.num_places), None
+        if plan.row_devices is None:
+            return dictionary, _at_all_nodes(learned, rows, plan.num_places), None
+        return dictionary, _on_the_host(learned, rows, plan.num_places, plan.row_devices), None
     candidates = [_candidates(learned, number, rows, width) for number in trees]
     per_row = training.x.dtype.itemsize * len(trees) * num_nodes * dictionary.max_rank
     num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
     sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
     probed = _at_all_nodes(learned, rows[sample], num_probes)
     release_free_memory()
-    statistics = candidate_statistics(training, rows, learned.subspaces, candidates, plan.num_places)
+    statistics = candidate_statistics(
+        training, rows, learned.subspaces, candidates, plan.num_places, plan.row_devices or 1
+    )
+    if plan.row_devices is None:
+        statistics = jax.device_put(statistics)
     chosen = np.stack([nodes[sample] for nodes in candidates])
     is_candidate = np.swapaxes((chosen[..., None] == np.arange(num_nodes)).any(axis=2), 1, 2)
     return dictionary, statistics, Probe(probed.residual, probed.squared, jax.device_put(is_candidate))
@@ -108,13 +115,28 @@ def _frozen(learned: Learned) -> Dictionary:
     return freeze(learned.partitions, learned.subspaces if learned.whole is None else learned.whole, ranks)
 
 
+def _on_the_host(learned: Learned, rows: np.ndarray, num_places: int, num_parts: int) -> Statistics:
+    """Statistics at all nodes as NumPy arrays: the device has one part of the rows of one tree at a time."""
+    num_trees, num_nodes, rank = len(learned.subspaces), *learned.subspaces[0].bases.shape[1::2]
+    dtype, size = learned.training.x.dtype, num_places // num_parts
+    residual = aligned_zeros((num_trees, num_nodes, num_places), dtype)
+    squared = aligned_zeros((num_trees, num_nodes, num_places, rank), dtype)
+    for number in range(num_trees):
+        one = learned._replace(subspaces=learned.subspaces[number : number + 1])
+        for start in range(0, rows.size, size):
+            found = _at_all_nodes(one, rows[start : start + size], size)
+            residual[number, :, start : start + size] = found.residual[0]
+            squared[number, :, start : start + size] = found.squared[0]
+    counts = np.full(num_trees, rows.size, np.int32)
+    return on_host(Statistics, residual=residual, squared=squared, num_rows=counts)
+
+
 def _at_all_nodes(learned: Learned, rows: np.ndarray, num_places: int) -> Statistics:
     training = learned.training
     x = taken(training.x, rows)
     own = np.zeros(rows.size, dtype=int) if training.folds is None else training.folds[rows]
-    num_nodes, rank = len(learned.partitions[0].cells), learned.subspaces[0].bases.shape[3]
-    shape = len(learned.partitions), num_nodes, num_places, rank
-    statistics = zero_statistics(shape, rows.size, x.dtype)
+    num_nodes, rank = learned.subspaces[0].bases.shape[1::2]
+    statistics = zero_statistics((len(learned.subspaces), num_nodes, num_places, rank), rows.size, x.dtype)
     for number, subspaces in enumerate(learned.subspaces):
         dictionary = without_folds(subspaces, training.folds)
         of_fold = [np.flatnonzero(own == fold) for fold in range(dictionary[0].shape[0])]

@@ -1,12 +1,13 @@
 """The plan of a fit: the user's settings, with those left open decided by the shape of the data."""
 
 import dataclasses
+import math
 
 import numpy as np
 
 from geode_jax.learning.feature_noise import NoiseOptions
 from geode_jax.learning.subspaces import SubspaceOptions
-from geode_jax.model.statistics import padded_size
+from geode_jax.model.statistics import ROW_BLOCKS, padded_size
 from geode_jax.partition.metis import TreeOptions, default_depth
 from geode_jax.rows.row_space import uses_row_space
 from geode_jax.settings import DictionarySettings
@@ -45,6 +46,8 @@ class Plan:
     - `tries_spans`, `tries_noise_covariance`: whether these are tried on held-out rows.
     - `partial_candidates`: nodes that a row with missing features may belong to.
     - `num_places`: places for complete rows, at least their number; forests with as many share compiled programs.
+    - `row_devices`: devices that share the rows, whose statistics then stay on the host until each device gets its
+      own; None if one device has them all.
     """
 
     request: DictionarySettings
@@ -60,6 +63,7 @@ class Plan:
     tries_noise_covariance: bool
     partial_candidates: int
     num_places: int
+    row_devices: int | None = None
 
     @classmethod
     def of(cls, request: DictionarySettings, num_rows: int, num_features: int, num_partial: int = 0) -> "Plan":
@@ -109,6 +113,16 @@ class Plan:
             partial_candidates=partial_candidates,
             num_places=padded_size(num_rows - num_partial),
         )
+
+    def on_mesh(self, row_devices: int | None) -> "Plan":
+        """The same plan for statistics that go to the devices of a mesh, of which so many share the rows of a tree."""
+        plan = dataclasses.replace(self, row_devices=row_devices)
+        return dataclasses.replace(plan, num_places=plan.places(self.num_rows - self.num_partial))
+
+    def places(self, num_rows: int) -> int:
+        """Places for so many complete rows: a number that the devices can share evenly."""
+        step = math.lcm(ROW_BLOCKS, self.row_devices or 1)
+        return -(-padded_size(num_rows) // step) * step
 
     def with_fixed_rank(self) -> "Plan":
         """The same plan with one rank for all nodes, whatever held-out rows support.

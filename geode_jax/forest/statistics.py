@@ -13,6 +13,7 @@ from geode_jax._typing import Array, DTypeLike, Float, Int
 from geode_jax.learning.evidence import statistics_at_node
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out
+from geode_jax.model.on_host import on_host
 from geode_jax.model.statistics import Statistics, padded_size, project_all
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows
@@ -76,38 +77,51 @@ def _add_block(
 
 
 def candidate_statistics(
-    training: Training, rows: np.ndarray, trees: list[Subspaces], candidates: list[np.ndarray], num_places: int
+    training: Training,
+    rows: np.ndarray,
+    trees: list[Subspaces],
+    candidates: list[np.ndarray],
+    num_places: int,
+    num_shards: int,
 ) -> CandidateStatistics:
     """Statistics of the given complete rows at their `candidates` in every tree, (n, M) ascending and padded with K.
 
-    From the dictionaries that left a row's fold out; rows keep their order, in one shard. Trees are along a leading
-    axis. Results are written in place: with the data these are the largest arrays of a fit.
+    From the dictionaries that left a row's fold out; rows keep their order. Trees are along a leading axis. NumPy
+    arrays, written in place: with the data these are the largest arrays of a fit.
     """
     num_nodes, rank, dtype = trees[0].bases.shape[1], trees[0].bases.shape[3], training.x.dtype
     num_rows, width = candidates[0].shape
     node = np.full((len(trees), width, num_places), num_nodes, np.int32)
     node[:, :, :num_rows] = np.swapaxes(np.stack(candidates), 1, 2)
-    layouts = [lay_out(nodes, num_nodes, 1) for nodes in node]
+    layouts = [lay_out(nodes, num_nodes, num_shards) for nodes in node]
     shape = (len(trees), *layouts[0].row.shape)
     residual, squared = aligned_zeros(shape, dtype), aligned_zeros((*shape, rank), dtype)
 
-    def learn(pair: tuple[int, int]) -> None:
-        tree, number = pair
+    def learn(part: tuple[int, int, int]) -> None:
+        tree, shard, number = part
         layout = layouts[tree]
-        blocks = np.flatnonzero(layout.block_node[0] == number)
+        blocks = np.flatnonzero(layout.block_node[shard] == number)
         if blocks.size:
             here = slice(blocks[0] * BLOCK, (blocks[-1] + 1) * BLOCK)
-            members = layout.row[0, here]
+            members = layout.row[shard, here]
             members = rows[members[members >= 0]]
             here = slice(here.start, here.start + members.size)
             found = statistics_at_node(training, members, trees[tree], number)
-            residual[tree, 0, here], squared[tree, 0, here] = found
+            residual[tree, shard, here], squared[tree, shard, here] = found
 
-    parallel_map(learn, itertools.product(range(len(trees)), range(num_nodes)))
+    parallel_map(learn, itertools.product(range(len(trees)), range(num_shards), range(num_nodes)))
     block_node = np.stack([layout.block_node for layout in layouts])
     position = np.stack([layout.position for layout in layouts])
     counts = np.full(len(trees), num_rows, np.int32)
-    return CandidateStatistics(*jax.device_put((residual, squared, block_node, node, position, counts)))
+    return on_host(
+        CandidateStatistics,
+        residual=residual,
+        squared=squared,
+        block_node=block_node,
+        node=node,
+        position=position,
+        num_rows=counts,
+    )
 
 
 def without_folds(subspaces: Subspaces, folds: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

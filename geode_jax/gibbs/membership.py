@@ -16,6 +16,7 @@ from jax import lax
 from geode_jax._typing import Array, Count, Float, Int, KeyArray
 from geode_jax.model.candidate_statistics import AnyStatistics
 from geode_jax.model.state import State, log_normal_constants
+from geode_jax.model.statistics import ROW_BLOCKS
 from geode_jax.model.tree import Tree
 
 # A chunk has at least 2^(CHUNK_BITS - 1) and less than 2^CHUNK_BITS rows (all rows, if these are fewer).
@@ -37,7 +38,7 @@ def node_scores(state: State, statistics: AnyStatistics, tree: Tree, num_feature
 
 def draw(key: KeyArray, state: State, statistics: AnyStatistics, tree: Tree, num_features: Count) -> Int[Array, "n"]:
     """New memberships from their conditionals over all nodes, or over each row's candidates."""
-    slot = _draw_from(key, node_scores(state, statistics, tree, num_features))
+    slot = _draw_from(key, node_scores(state, statistics, tree, num_features), statistics.row_blocks)
     return jnp.where(statistics.is_row, statistics.node_at(slot), tree.num_nodes)
 
 
@@ -52,7 +53,7 @@ def draw_sliced(
     log_slice = _log_slices(key_slice, log_scale_weights[scale[state.node]])
     at_node = statistics.of_nodes(jnp.where(tree.is_present, log_scale_weights[scale], 0.0))
     # `>=`, not `>`: the logarithm of a uniform near 1 may be lost in the sum, and a row's own scale must stay open.
-    slot = _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf))
+    slot = _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf), statistics.row_blocks)
     return jnp.where(statistics.is_row, statistics.node_at(slot), tree.num_nodes)
 
 
@@ -61,7 +62,7 @@ def _log_slices(key: KeyArray, log_weight: Float[Array, "n"]) -> Float[Array, "n
     return log_weight + jnp.log(jax.random.uniform(key, log_weight.shape, log_weight.dtype))
 
 
-def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
+def _draw_from(key: KeyArray, scores: Float[Array, "K n"], row_blocks: int = ROW_BLOCKS) -> Int[Array, "n"]:
     """Categorical draws, one uniform per row and the inverse CDF.
 
     Rows are taken in contiguous chunks: otherwise reductions over nodes would stride through all of memory (on two
@@ -70,6 +71,8 @@ def _draw_from(key: KeyArray, scores: Float[Array, "K n"]) -> Int[Array, "n"]:
     num_nodes, num_rows = scores.shape
     uniform = jax.random.uniform(key, (num_rows,), scores.dtype)
     num_chunks = 2 ** max(0, num_rows.bit_length() - CHUNK_BITS)
+    if num_chunks > 1 and ROW_BLOCKS % row_blocks != 0:  # each chunk on one device
+        num_chunks = -(-num_chunks // row_blocks) * row_blocks
     if num_rows % num_chunks != 0:
         return _draw_chunk(uniform, scores)
     chunks = jnp.moveaxis(scores.reshape(num_nodes, num_chunks, -1), 1, 0)

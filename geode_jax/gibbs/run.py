@@ -186,11 +186,13 @@ class _Run:
         checkpoint: Checkpoint | None,
         mesh: Mesh | None,
     ) -> None:
-        self.problems, self.settings, self.checkpoint = problems, settings, checkpoint
+        self.settings, self.checkpoint = settings, checkpoint
         self.mesh = None if mesh is None else with_all_axes(mesh)
         num_trees = problems.statistics.residual.shape[0]
         start, self.keys = _keys(key, num_trees, settings.num_chains)
-        if self.mesh is not None:
+        if self.mesh is None:
+            self.problems = jax.device_put(problems)
+        else:
             if self.mesh.is_multi_process:
                 check_same(problems)
             self.problems = place_problem(problems, self.mesh)

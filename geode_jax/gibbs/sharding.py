@@ -4,7 +4,9 @@ Trees and chains never communicate. Devices that share the rows of a tree add up
 is all that a sweep needs from other devices' rows. Random numbers are the same as on one device.
 """
 
+import dataclasses
 import hashlib
+import math
 from typing import TypeVar
 
 import equinox as eqx
@@ -16,14 +18,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._typing import Array
 from geode_jax.gibbs.chain import Chain
-from geode_jax.model.candidate_statistics import CandidateStatistics, reshard
+from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, reshard
+from geode_jax.model.on_host import on_host
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
-from geode_jax.model.statistics import ROW_BLOCKS
+from geode_jax.model.statistics import ROW_BLOCKS, Statistics
 
 TREES, CHAINS, ROWS = "trees", "chains", "rows"
 BY_TREE = PartitionSpec(TREES)
 BY_CHAIN = PartitionSpec(TREES, CHAINS)
+# How many numbers of an array are compared between processes.
+NUMBERS_COMPARED = 2**20
 _Pytree = TypeVar("_Pytree")
 
 
@@ -39,22 +44,19 @@ def place_problem(problems: Problem, mesh: Mesh) -> Problem:
     """Shard a problem with a leading axis F on its arrays over trees and rows."""
     partial = problems.partial
     by_row = PartitionSpec(TREES, None, ROWS)
+    statistics = _spread(problems.statistics, problems.tree.num_nodes, mesh.shape[ROWS])
+    problems = eqx.tree_at(lambda it: it.statistics, problems, statistics)
     specs = jax.tree.map(lambda _: BY_TREE, problems)
-    if isinstance(problems.statistics, CandidateStatistics):
-        if mesh.shape[ROWS] > 1:
-            sharded = reshard(problems.statistics, problems.tree.num_nodes, ROW_BLOCKS)
-            problems = eqx.tree_at(lambda it: it.statistics, problems, sharded)
-            pairs = PartitionSpec(TREES, ROWS)
-            specs = eqx.tree_at(
-                lambda it: (it.statistics.residual, it.statistics.squared, it.statistics.block_node),
-                specs,
-                (pairs,) * 3,
-            )
+    if isinstance(statistics, CandidateStatistics):
+        pairs = PartitionSpec(TREES, ROWS)
+        specs = eqx.tree_at(
+            lambda it: (it.statistics.residual, it.statistics.squared, it.statistics.block_node), specs, (pairs,) * 3
+        )
         specs = eqx.tree_at(lambda it: (it.statistics.node, it.statistics.position), specs, (by_row, by_row))
     else:
         specs = eqx.tree_at(lambda it: (it.statistics.residual, it.statistics.squared), specs, (by_row, by_row))
     if partial is not None:
-        partial = _pad_partial(partial, problems.tree.num_nodes)
+        partial = _pad_partial(partial, problems.tree.num_nodes, statistics.row_blocks)
         rows = jax.tree.map(lambda _: by_row, partial)
         if partial.entry is not None:  # matrices that rows share
             rows = eqx.tree_at(lambda it: (it.entry_node, it.gram, it.root), rows, (BY_TREE, BY_TREE, BY_TREE))
@@ -63,11 +65,31 @@ def place_problem(problems: Problem, mesh: Mesh) -> Problem:
     return jax.tree.map(lambda leaf, spec: place(leaf, NamedSharding(mesh, spec)), problems, specs)
 
 
+def _spread(statistics: AnyStatistics, num_nodes: int, num_devices: int) -> AnyStatistics:
+    """Statistics with a leading axis F, in as many shards of rows as devices, and places that these can share."""
+    row_blocks = math.lcm(ROW_BLOCKS, num_devices)
+    num_places = statistics.is_row.shape[-1]
+    more = -num_places % row_blocks
+    if isinstance(statistics, CandidateStatistics) and (more or statistics.residual.shape[1] != num_devices):
+        statistics = reshard(statistics, num_nodes, num_devices, num_places + more)
+    fields = {field.name: getattr(statistics, field.name) for field in dataclasses.fields(statistics)}
+    if more and isinstance(statistics, Statistics):
+        for name in ("residual", "squared"):
+            leaf = fields[name]
+            fields[name] = np.pad(leaf, [(0, more if axis == 2 else 0) for axis in range(leaf.ndim)])
+    return on_host(type(statistics), **fields | {"row_blocks": row_blocks})
+
+
 def check_same(problems: Problem) -> None:
-    """Raise ValueError unless every process has the same problem: each process learned it separately."""
+    """Raise ValueError unless every process has the same problem: each process learned it separately.
+
+    Of every array only some numbers are compared, evenly spaced. Dictionaries are learned from all rows, so that a
+    difference in any row shows in nearly all statistics.
+    """
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(problems):
-        digest.update(np.ascontiguousarray(leaf).data)
+        flat = leaf.reshape(-1)
+        digest.update(np.ascontiguousarray(flat[:: 1 + flat.size // NUMBERS_COMPARED]).data)
     try:
         multihost_utils.assert_equal(np.frombuffer(digest.digest(), np.uint8))
     except AssertionError:
@@ -119,10 +141,10 @@ def _everywhere(leaf: Array) -> Array:
     return jax.jit(lambda it: it, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))(leaf)
 
 
-def _pad_partial(partial: PartialRows, num_nodes: int) -> PartialRows:
-    """Pad to a multiple of `ROW_BLOCKS` places with copies of the last that hold no row; other draws do not change."""
+def _pad_partial(partial: PartialRows, num_nodes: int, row_blocks: int) -> PartialRows:
+    """Pad to a multiple of `row_blocks` places with copies of the last that hold no row; other draws do not change."""
     num_places, num_candidates = partial.node.shape[2:]
-    more = -num_places % ROW_BLOCKS
+    more = -num_places % row_blocks
 
     def pad(leaf: Array) -> Array:
         return jnp.pad(leaf, [(0, more) if axis == 2 else (0, 0) for axis in range(leaf.ndim)], mode="edge")

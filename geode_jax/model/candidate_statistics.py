@@ -14,7 +14,8 @@ import numpy as np
 
 from geode_jax._typing import Array, Bool, Float, Int, Shaped
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.model.statistics import Statistics
+from geode_jax.model.on_host import on_host
+from geode_jax.model.statistics import ROW_BLOCKS, Statistics
 
 # Pairs per block: enough for a vectorised product, few enough that the last block of a node wastes little.
 BLOCK = 32
@@ -28,6 +29,7 @@ class CandidateStatistics(eqx.Module):
     `residual`, `squared`: of P pairs in each of R shards of rows, as (E, Z2) in :class:`Statistics`. `block_node`: the
     node of a block of pairs, K where it is empty. `node`: candidates, ascending; K at places without a row or node.
     `position`: the position of a pair in its shard. `num_rows`: places beyond it hold no rows.
+    `row_blocks`: as in :class:`Statistics`.
     """
 
     residual: Float[Array, "*batch R P"]
@@ -36,6 +38,7 @@ class CandidateStatistics(eqx.Module):
     node: Int[Array, "*batch M n"]
     position: Int[Array, "*batch M n"]
     num_rows: Int[Array, "*batch"]
+    row_blocks: int = eqx.field(static=True, default=ROW_BLOCKS)
 
     @property
     def is_row(self) -> Bool[Array, "*batch n"]:
@@ -136,25 +139,36 @@ def lay_out(node: np.ndarray, num_nodes: int, num_shards: int) -> _Layout:
     return _Layout(row, block_node, position)
 
 
-def reshard(statistics: CandidateStatistics, num_nodes: int, num_shards: int) -> CandidateStatistics:
-    """The same statistics, of every tree along a leading axis F, with rows in another number of shards.
+def reshard(
+    statistics: CandidateStatistics, num_nodes: int, num_shards: int, num_places: int | None = None
+) -> CandidateStatistics:
+    """The same statistics, of every tree along a leading axis F, with rows in another number of shards; NumPy arrays.
 
-    Devices that share the rows of a tree each take whole shards.
+    `num_places`: of the result, at least as many as before, and a multiple of the number of shards.
     """
+    host = jax.tree.map(np.asarray, statistics)
+    old_places, old_shards = host.node.shape[2], host.residual.shape[1]
+    more = 0 if num_places is None else num_places - old_places
+    node = np.pad(host.node, [(0, 0), (0, 0), (0, more)], constant_values=num_nodes)
 
-    def one_tree(tree: CandidateStatistics) -> tuple[np.ndarray, ...]:
-        layout = lay_out(np.asarray(tree.node), num_nodes, num_shards)
-        old_shard = np.arange(tree.node.shape[1]) * tree.residual.shape[0] // tree.node.shape[1]
-        new_shard = np.arange(tree.node.shape[1]) * num_shards // tree.node.shape[1]
-        is_pair = np.asarray(tree.node) < num_nodes
-        places = tuple(np.broadcast_to(shard, is_pair.shape)[is_pair] for shard in (old_shard, new_shard))
-        source, target = (places[0], np.asarray(tree.position)[is_pair]), (places[1], layout.position[is_pair])
+    def one_tree(tree: CandidateStatistics, node: np.ndarray) -> tuple[np.ndarray, ...]:
+        layout = lay_out(node, num_nodes, num_shards)
+        row = np.arange(old_places)
+        is_pair = tree.node < num_nodes
+        old_shard, new_shard = (
+            np.broadcast_to(row * shards // places, is_pair.shape)[is_pair]
+            for shards, places in ((old_shards, old_places), (num_shards, old_places + more))
+        )
+        source = old_shard, tree.position[is_pair]
+        target = new_shard, layout.position[:, :old_places][is_pair]
         residual = np.zeros(layout.row.shape, tree.residual.dtype)
         squared = np.zeros((*layout.row.shape, tree.squared.shape[2]), tree.squared.dtype)
-        residual[target], squared[target] = np.asarray(tree.residual)[source], np.asarray(tree.squared)[source]
+        residual[target], squared[target] = tree.residual[source], tree.squared[source]
         return residual, squared, layout.block_node, layout.position
 
-    host = jax.tree.map(np.asarray, statistics)
-    trees = [one_tree(jax.tree.map(lambda leaf, at=number: leaf[at], host)) for number in range(host.num_rows.size)]
-    residual, squared, block_node, position = jax.device_put([np.stack(leaves) for leaves in zip(*trees, strict=True)])
-    return CandidateStatistics(residual, squared, block_node, statistics.node, position, statistics.num_rows)
+    numbers = range(host.num_rows.size)
+    trees = [one_tree(jax.tree.map(lambda leaf, at=number: leaf[at], host), node[number]) for number in numbers]
+    names = "residual", "squared", "block_node", "position"
+    arrays = {name: np.stack(leaves) for name, leaves in zip(names, zip(*trees, strict=True), strict=True)}
+    given = {"node": node, "num_rows": host.num_rows, "row_blocks": host.row_blocks}
+    return on_host(CandidateStatistics, **arrays, **given)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from geode_jax._typing import Array, Bool, Count, Float, Int
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.model.candidate_statistics import AnyStatistics
-from geode_jax.model.statistics import ROW_BLOCKS
 from geode_jax.model.tree import Tree
 
 
@@ -85,7 +84,7 @@ def node_sums(state: State, statistics: AnyStatistics) -> NodeSums:
     """Sums over the rows at each node; `statistics` are those of the complete rows."""
     num_nodes = state.logit_stop.shape[0]
     # gather each row's statistics at its node and sum by segment: no one-hot products
-    sums = _sums(state.node, *statistics.at(state.node), num_nodes)
+    sums = _sums(state.node, *statistics.at(state.node), num_nodes, statistics.row_blocks)
     if state.partial is None:
         return sums
     # the axis of places comes first: it may be sharded over devices, that of groups is not
@@ -93,12 +92,12 @@ def node_sums(state: State, statistics: AnyStatistics) -> NodeSums:
         jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
         for leaf in (state.partial.node, state.partial.residual, state.partial.squared)
     )
-    return jax.tree.map(jnp.add, sums, _sums(node, residual, squared, num_nodes))
+    return jax.tree.map(jnp.add, sums, _sums(node, residual, squared, num_nodes, statistics.row_blocks))
 
 
-def _sums(node: Array, residual: Array, squared: Array, num_nodes: int) -> NodeSums:
+def _sums(node: Array, residual: Array, squared: Array, num_nodes: int, row_blocks: int) -> NodeSums:
     """Sums by node, without rows at node K. Blocks of rows are summed separately, so that devices can sum their own."""
-    num_blocks = math.gcd(node.shape[0], ROW_BLOCKS)
+    num_blocks = math.gcd(node.shape[0], row_blocks)
 
     def total(values: Array) -> Array:
         blocks = (part.reshape(num_blocks, part.shape[0] // num_blocks, *part.shape[1:]) for part in (values, node))
