@@ -165,8 +165,8 @@ def _slice_without_division():
     def sliced(key, state, statistics, tree, num_features):
         scores = membership.node_scores(state, statistics, tree, num_features)
 
-        def undivided(key_node, divided):
-            return draw_from(key_node, jnp.where(jnp.isfinite(divided), scores, -jnp.inf))
+        def undivided(key_node, divided, row_blocks):
+            return draw_from(key_node, jnp.where(jnp.isfinite(divided), scores, -jnp.inf), row_blocks)
 
         with mock.patch.object(membership, "_draw_from", undivided):
             return draw_sliced(key, state, statistics, tree, num_features)

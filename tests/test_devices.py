@@ -57,7 +57,7 @@ def assert_close(found, expected):
     ("sizes", "kind"),
     [
         ({"trees": 2, "chains": 2}, "complete"),
-        ({"rows": 3}, "candidates"),
+        pytest.param({"rows": 3}, "candidates", marks=pytest.mark.slow),
         pytest.param({"rows": 3}, "complete", marks=pytest.mark.slow),
         pytest.param({"rows": 2, "trees": 2}, "candidates", marks=pytest.mark.slow),
         pytest.param({"rows": 3}, "own patterns", marks=pytest.mark.slow),
