@@ -84,7 +84,8 @@ def test_draws_are_those_of_one_device(data, sizes, kind):
     ("num_candidates", "num_devices"),
     [(4, 3), pytest.param(None, 3, marks=pytest.mark.slow), pytest.param(4, 2, marks=pytest.mark.slow)],
 )
-def test_statistics_go_from_the_host_to_each_device(data, num_candidates, num_devices, monkeypatch):
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
+def test_statistics_go_from_the_host_to_each_device(data, posterior, num_candidates, num_devices, monkeypatch):
     """No device ever holds those of all rows, after a fit that is resumed neither."""
     settings = dataclasses.replace(DICTIONARY, num_candidates=num_candidates)
     plan = plan_of(data, settings).on_mesh(num_devices)
@@ -102,6 +103,9 @@ def test_statistics_go_from_the_host_to_each_device(data, num_candidates, num_de
         shards = [shard.data.size for shard in squared.addressable_shards]
         assert shards == [squared.size // num_devices] * num_devices
         np.testing.assert_array_equal(squared, forest.statistics.squared)  # laid out for these devices from the start
+    on_device = eqx.tree_at(lambda it: it.statistics, forest, jax.device_put(forest.statistics))
+    expected = geode_jax.held_out_log_density(on_device, posterior)
+    np.testing.assert_allclose(geode_jax.held_out_log_density(forest, posterior), expected, rtol=1e-5)
 
 
 @needs_devices

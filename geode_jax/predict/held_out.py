@@ -6,6 +6,9 @@ importance sampling. The ratios ``1 / p(x | draw)`` are truncated at their mean 
 (Ionides 2008), which bounds their variance (Vehtari, Gelman & Gabry 2017 on the use for predictive densities).
 """
 
+import math
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +17,10 @@ from jax import lax
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, Float
 from geode_jax.forest.forest import Forest
-from geode_jax.model.candidate_statistics import AnyStatistics, Probe
+from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
+from geode_jax.model.on_host import on_host
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.density import log_density_of_statistics, lost_shares
 
@@ -33,8 +37,38 @@ def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarr
     with jax_settings(posterior.dtype):
         num_rows = int(forest.statistics.num_rows[0])
         draws = jax.device_put(posterior.thin(NUM_DRAWS))
-        by_tree = np.asarray(_leave_one_out(forest.dictionary, draws, forest.statistics), np.float64)
+        by_tree = _by_tree(forest, draws).astype(np.float64)
     return np.logaddexp.reduce(by_tree[:, :num_rows], axis=0) - np.log(by_tree.shape[0]) + posterior.log_jacobian
+
+
+def _by_tree(forest: Forest, draws: Draw) -> Float[np.ndarray, "F n"]:
+    """Leave-one-out log densities under every tree; places without a row have arbitrary ones."""
+    statistics = forest.statistics
+    if not isinstance(statistics.residual, np.ndarray):
+        return np.asarray(_leave_one_out(forest.dictionary, draws, statistics))
+    # they are on the host as no device need hold them all: one part of the rows of one tree at a time
+    found = np.empty((forest.num_trees, statistics.is_row.shape[1]), forest.dtype)
+    for tree in range(forest.num_trees):
+        one = jax.tree.map(lambda leaf, at=tree: leaf[at : at + 1], (forest.dictionary, draws, statistics))
+        for place, part in _parts(one[2]):
+            found[tree, place] = np.asarray(_leave_one_out(*one[:2], part))[0]
+    return found
+
+
+def _parts(statistics: AnyStatistics) -> Iterator[tuple[slice, AnyStatistics]]:
+    """Statistics of some rows each, and the places of these rows."""
+    num_places = statistics.is_row.shape[-1]
+    has_candidates = isinstance(statistics, CandidateStatistics)
+    number = statistics.residual.shape[1] if has_candidates else math.gcd(num_places, statistics.row_blocks)
+    size = num_places // number
+    for shard in range(number):
+        place, own = slice(shard * size, (shard + 1) * size), slice(shard, shard + 1)
+
+        by_shard = ("residual", "squared", "block_node") if has_candidates else ()
+        by_place = ("node", "position") if has_candidates else ("residual", "squared")
+        fields = {name: getattr(statistics, name)[:, own] for name in by_shard}
+        fields |= {name: getattr(statistics, name)[:, :, place] for name in by_place}
+        yield place, on_host(type(statistics), num_rows=statistics.num_rows, **fields)
 
 
 @jax.jit
