@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int
 from geode_jax.math.lowrank import HIGHEST, Observed, log_det_of, masked_gram, observe, reduce_shown
 
@@ -142,7 +143,7 @@ class ObservedRows(eqx.Module):
         return ObservedRows(self.x[index], self.mask[own], None if self.whitening is None else self.whitening.rows(own))
 
 
-@partial(jax.jit, static_argnames="num_seen")
+@partial(quickly_compiled, static_argnames="num_seen")
 def observe_rows(
     x: Float[Array, "b D"], mask: Float[Array, "#b D"], noise: SharedNoise | None, *, num_seen: int
 ) -> ObservedRows:

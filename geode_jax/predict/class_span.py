@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int
 from geode_jax.math.lowrank import HIGHEST, log_det_of
 from geode_jax.math.whitening import ObservedRows
@@ -113,7 +114,7 @@ def _coordinates_at_root(dictionary: Dictionary, mean: Draw, noise: Array, shown
     return at.centre[:, 0] + (spread + at.sigma2[:, :1] * pulled) / noise
 
 
-@partial(jax.jit, static_argnames="num_candidates")
+@partial(quickly_compiled, static_argnames="num_candidates")
 def log_density_reduced(
     dictionary: Dictionary, draws: Draw, noise: Float[Array, ""], shown: Shown, *, num_candidates: int
 ) -> Float[Array, "b F T"]:

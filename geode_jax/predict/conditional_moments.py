@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import ndtr, ndtri
 
+from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
 from geode_jax.math.whitening import NoiseGivenSeen, ObservedRows
@@ -173,7 +174,7 @@ def _pool(
     return average, jnp.sqrt(squared)
 
 
-@partial(jax.jit, static_argnames=("num_candidates", "levels", "num_wanted"))
+@partial(quickly_compiled, static_argnames=("num_candidates", "levels", "num_wanted"))
 def conditional_summary(
     nodes: Nodes,
     draws: Draw,
@@ -211,7 +212,7 @@ def conditional_summary(
     return average, factor, spread, *ends
 
 
-@partial(jax.jit, static_argnames=("num_candidates", "num_samples", "num_wanted"))
+@partial(quickly_compiled, static_argnames=("num_candidates", "num_samples", "num_wanted"))
 def conditional_draws(
     key: KeyArray,
     nodes: Nodes,

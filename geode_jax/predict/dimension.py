@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, ArrayLike, Float
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.math.whitening import ObservedRows
@@ -66,7 +67,7 @@ def intrinsic_dimension(
     return result / result.sum(axis=1, keepdims=True)
 
 
-@partial(jax.jit, static_argnames="num_candidates")
+@partial(quickly_compiled, static_argnames="num_candidates")
 def _node_probabilities_partial(
     nodes: Nodes, draws: Draw, seen: ObservedRows, *, num_candidates: int
 ) -> Float[Array, "b F K"]:

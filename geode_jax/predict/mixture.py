@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Bool, Count, Float, Int
 from geode_jax.math.lowrank import (
     HIGHEST,
@@ -327,14 +328,14 @@ def merged_mixture(
     return candidates, mixture, scores.T.reshape(-1, *shape)
 
 
-@partial(jax.jit, static_argnames="num_candidates")
+@partial(quickly_compiled, static_argnames="num_candidates")
 def log_density_partial(nodes: Nodes, draws: Draw, seen: ObservedRows, *, num_candidates: int) -> Float[Array, "b F"]:
     """Log marginal density under each tree of the observed features, each divided by its scale."""
     by_draw = log_densities_partial(nodes, draws, seen, num_candidates=num_candidates)
     return jax.nn.logsumexp(by_draw, axis=2) - jnp.log(by_draw.shape[2])
 
 
-@partial(jax.jit, static_argnames="num_candidates")
+@partial(quickly_compiled, static_argnames="num_candidates")
 def log_densities_partial(
     nodes: Nodes, draws: Draw, seen: ObservedRows, *, num_candidates: int
 ) -> Float[Array, "b F T"]:
