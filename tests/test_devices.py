@@ -96,7 +96,7 @@ def test_statistics_go_from_the_host_to_each_device(data, posterior, num_candida
     forest = grow_forest(jax.random.key(0), data, plan, np.dtype("float32"), show)
     if num_candidates is None:
         assert set(made) == {(1, 7, plan.num_places // num_devices, 3)}  # a part of the rows of one tree
-    for one in (forest, Forest.from_archive(*forest.to_archive())):
+    for one in (forest, Forest.from_archive(*forest.to_archive(), on_device=False)):
         assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(one.statistics))
         placed = sharding.place_problem(one.problem(Prior(), SAMPLER), sharding.with_all_axes(_mesh(rows=num_devices)))
         squared = placed.statistics.squared
@@ -177,7 +177,7 @@ def _predictions(posterior, rows, key):
         "density": geode_jax.log_density(posterior, rows),
         "density by draw": geode_jax.log_density_draws(posterior, rows, num_draws=2),
         "dimension": geode_jax.intrinsic_dimension(posterior, rows),
-        "sample": geode_jax.sample(key, posterior, 9),
+        "sample": geode_jax.sample(key, posterior, 30),
         "impute": np.stack(geode_jax.impute(posterior, rows)),
         "draws": geode_jax.impute_draws(key, posterior, rows, 2),
         "marginal": given.marginal([1]).quantile(0.3),
@@ -188,8 +188,12 @@ def _predictions(posterior, rows, key):
 @needs_devices
 @pytest.mark.slow
 @ANY_NOISE
-def test_rows_of_predictions_are_spread(posterior, data):
-    """Over all devices of the mesh, 40 rows of one pattern and 30 of others, with the results of one device."""
+def test_rows_of_predictions_are_spread(posterior, data, monkeypatch):
+    """Over all devices of the mesh, 40 rows of one pattern and 30 of others, with the results of one device.
+
+    Blocks of four rows, so that there are several for every device.
+    """
+    monkeypatch.setattr(streaming, "ON_CPU", streaming.ON_CPU._replace(rows=4))
     rows = data[:110].copy()
     rows[:40, [1, 4]] = np.nan
     rows[np.arange(40, 70), np.arange(40, 70) % 6] = np.nan
@@ -218,6 +222,26 @@ def test_a_device_has_its_own_rows_only(posterior):
     assert not re.search(r" (all-\w+|collective-\w+|reduce-scatter)\(", text)
     assert "f32[2,6]" in text
     assert "f32[8,6]" not in text
+
+
+@needs_devices
+def test_a_fit_is_not_resumed_on_a_mesh_that_pads_rows_otherwise(data, tmp_path):
+    forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
+    options = {"sampler": SAMPLER, "checkpoint": tmp_path}
+    geode_jax.sample_posterior(jax.random.key(1), forest, **options)
+    with pytest.raises(ValueError, match="other settings, or on another mesh"):
+        geode_jax.sample_posterior(jax.random.key(1), forest, **options, mesh=_mesh(rows=3))
+
+
+@needs_devices
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
+def test_a_mesh_of_one_device_is_where_predictions_run(posterior, data):
+    other = posterior.replicated(Mesh(np.array(jax.devices()[1:2]), ("rows",)))
+    assert {device for leaf in jax.tree.leaves(other.dictionary) for device in leaf.devices()} == {jax.devices()[1]}
+    key = jax.device_put(jax.random.key(1), jax.devices()[0])
+    np.testing.assert_allclose(
+        geode_jax.sample(key, other, 5), geode_jax.sample(key, posterior, 5), rtol=1e-5, atol=1e-5
+    )
 
 
 @needs_devices
@@ -259,7 +283,7 @@ def test_devices_do_not_wait_for_each_other_in_lapack(posterior, data, monkeypat
     hidden = np.where(np.arange(6) < 2, np.nan, data[:9])
     spread = posterior.replicated(_mesh(rows=4))
     monkeypatch.setattr(streaming, "_on_all_devices", None)
-    monkeypatch.setenv("NPROC", "4")
+    monkeypatch.setenv("NPROC", "3")  # one per device at least
     np.testing.assert_array_equal(geode_jax.impute_mean(spread, hidden), geode_jax.impute_mean(posterior, hidden))
     with pytest.raises(TypeError):
         geode_jax.log_density(spread, data[:9])

@@ -35,9 +35,9 @@ def everywhere(mesh: Mesh) -> NamedSharding:
 
 
 def mesh_of(values: object) -> Mesh | None:
-    """The mesh that any of the arrays was :func:`replicated` to; None if that is a single device."""
+    """The mesh that any of the arrays was :func:`replicated` to; None if none was."""
     for leaf in jax.tree.leaves(values):
-        if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh.size > 1:
+        if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and leaf.is_fully_replicated:
             mesh = leaf.sharding.mesh
             return mesh if isinstance(mesh, Mesh) else None
     return None
@@ -55,11 +55,13 @@ def may_call_lapack(mesh: Mesh) -> bool:
 
 
 def num_xla_threads() -> int:
-    """Threads of XLA's pool on the CPU, if there are not more devices: NPROC where that is set, else one per core."""
+    """Threads of XLA's pool on the CPU: NPROC where that is set, else one per core; at least one per device."""
     given = os.environ.get("NPROC", "")
     if given.isdecimal():
-        return int(given)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        number = int(given)
+    else:
+        number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(number, len(jax.local_devices(backend="cpu")))
 
 
 def _own_devices(mesh: Mesh) -> list[jax.Device]:

@@ -49,7 +49,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     checkpoint : path or None, default=None
         Folder in which an unfinished fit is saved; the same `fit` after a crash resumes from there.
     mesh : jax.sharding.Mesh or None, default=None
-        Devices that share the work of `fit`, as in :func:`geode_jax.fit`; not saved by `save`.
+        Devices that share the work of `fit` and of predictions, as in :func:`geode_jax.fit`; not saved by `save`.
     random_state : int, RandomState instance or None, default=None
         Seed of everything random in `fit`, `sample` and `impute_draws`.
 

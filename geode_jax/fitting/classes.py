@@ -230,7 +230,7 @@ def _fit_members(
             key_class = jax.random.fold_in(key, number)
             rows = task.x[task.rows_of[number]]
             grow = partial(grow_in_frame, key_class, rows, frame, plan, show_class)
-            forests.append(kept_forest(task.kept and task.kept.part(f"class {number}"), grow))
+            forests.append(kept_forest(task.kept and task.kept.part(f"class {number}"), grow, task.request.mesh))
         names = ", ".join(map(str, batch))
         drawn = sample_forests(
             jax.random.fold_in(key, num_classes + batch[0]),

@@ -1,6 +1,7 @@
 """From an array to a posterior: stage one, then stage two."""
 
 import os
+from functools import partial
 from typing import Any
 
 import jax
@@ -51,10 +52,10 @@ def fit(
       bit. The folder is not deleted: do so when the posterior is saved.
     - `mesh`: the devices that share the sampler's work, a `jax.sharding.Mesh` with axes among ``trees``, ``chains`` and
       ``rows``. The first two have sizes that divide `num_trees` and `num_chains`. None is JAX's default device. Draws
-      are those of one device up to the order of sums. What the sampler needs of the rows goes from the host to each
-      device by itself. The devices also share the rows of predictions (:meth:`geode_jax.Posterior.replicated`). Where
-      they belong to several processes (`jax.distributed`), each makes the same call on the same data, and gets the same
-      posterior, on its own devices.
+      are those of one device up to the order of sums. Each device gets only its own part of what the sampler needs of
+      the rows, straight from the host. The devices also share the rows of predictions
+      (:meth:`geode_jax.Posterior.replicated`). Where they belong to several processes (`jax.distributed`), each makes
+      the same call on the same data, and gets the same posterior, on its own devices.
 
     Interrupted by Ctrl-C after warm-up, it returns the draws made so far, with a RuntimeWarning.
 
@@ -90,7 +91,8 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
         # one bar for both stages: the first tenth is stage one
         learn = part_of(show, 0.0, 0.1)
         ahead = CompileAhead(key_sample, request)
-        forest = kept_forest(kept, lambda: grow_forest(key_forest, data, plan, request.dtype, learn, ahead.start))
+        grow = partial(grow_forest, key_forest, data, plan, request.dtype, learn, ahead.start)
+        forest = kept_forest(kept, grow, request.mesh)
         ahead.wait()
         (samples,) = sample_forests(key_sample, [forest], request, part_of(show, 0.1, 1.0), kept)
         return forest, posterior_of(forest, samples, request.prior, request.sampler, mesh=request.mesh)

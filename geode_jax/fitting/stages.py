@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -22,6 +23,7 @@ from geode_jax._typing import Array, KeyArray
 from geode_jax.forest.forest import Forest
 from geode_jax.gibbs.run import Interrupted, Samples, compile_ahead, run_chains
 from geode_jax.gibbs.sharding import CHAINS, ROWS, TREES
+from geode_jax.model.statistics import ROW_BLOCKS
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.held_out import lost_mass
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
@@ -72,14 +74,17 @@ class Request(NamedTuple):
         """Raise ValueError if the devices of the mesh cannot sample rows with missing values."""
         if self.mesh is not None and not may_call_lapack(self.mesh):
             raise ValueError(
-                "mesh: rows with missing values need more threads of XLA than there are CPU devices in a process, which"
-                f" could wait for each other for ever; got {num_xla_threads()} threads: before JAX starts set the"
-                " environment variable NPROC to twice the number of devices, or use fewer of them"
+                "mesh: rows with missing values need more threads of XLA than CPU devices, which could otherwise wait"
+                f" for each other for ever; got {num_xla_threads()} threads: before JAX starts set the environment"
+                " variable NPROC to more than the number of devices, in every process alike, or use fewer devices"
             )
 
     def open_checkpoint(self, key: KeyArray, arrays: list[np.ndarray]) -> AbstractContextManager[Checkpoint | None]:
         """The checkpoint of the fit of these arrays, held while the context lasts; None if no folder was given."""
         settings = [self.dictionary, self.prior, self.sampler, self.dtype.name]
+        # arrays of the chains are padded to these
+        if (row_blocks := math.lcm(ROW_BLOCKS, self.row_devices or 1)) != ROW_BLOCKS:
+            settings.append(row_blocks)
         return open_checkpoint(self.checkpoint, key, arrays, settings)
 
 
@@ -116,11 +121,14 @@ class CompileAhead:
             compile_ahead(self._key, problem, sampler)
 
 
-def kept_forest(kept: Checkpoint | None, grow: Callable[[], Forest]) -> Forest:
-    """The forest saved in the checkpoint, or a new one, which is then saved there."""
+def kept_forest(kept: Checkpoint | None, grow: Callable[[], Forest], mesh: Mesh | None) -> Forest:
+    """The forest saved in the checkpoint, or a new one, which is then saved there.
+
+    With a mesh, what there is of the rows stays on the host until each device gets its part.
+    """
     found = kept and kept.read("forest")
     if found:
-        return Forest.from_archive(*found)
+        return Forest.from_archive(*found, on_device=mesh is None)
     forest = grow()
     if kept is not None:
         kept.write("forest", *forest.to_archive())

@@ -96,13 +96,16 @@ class Forest(eqx.Module):
         return header, arrays
 
     @staticmethod
-    def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "Forest":
-        """The inverse of :meth:`to_archive`. Raises ValueError if they are not those of a forest."""
+    def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray], *, on_device: bool = True) -> "Forest":
+        """The inverse of :meth:`to_archive`. Raises ValueError if they are not those of a forest.
+
+        What there is of the rows goes to the device, or, without `on_device`, stays on the host.
+        """
         _check(arrays)
         with jax_settings(arrays["dictionary.centres"].dtype):
             dictionary, borrowed = (jax.device_put(within(arrays, part)) for part in ("dictionary", "borrowed"))
-            # by row: the sampler takes them to its device, or to those of a mesh, none of which need hold them all
-            statistics, partial, probe = (within(arrays, part) for part in ("statistics", "partial", "probe"))
+            of_rows = [within(arrays, part) for part in ("statistics", "partial", "probe")]
+            statistics, partial, probe = jax.device_put(of_rows) if on_device else of_rows
             kind: type[AnyStatistics] = CandidateStatistics if "position" in statistics else Statistics
             return Forest(
                 dictionary=Dictionary(tree=tree_from_mask(arrays["tree.is_present"]), **dictionary),

@@ -184,7 +184,8 @@ def freeze_partial_rows(learned: Learned, plan: Plan) -> PartialRows | None:
         reduce_rows(without_folds(subspaces, training.folds), block, nodes, grouping)
         for (_, subspaces), nodes in zip(pairs, candidates, strict=True)
     ]
-    return stack_trees(reduced)
+    stacked = stack_trees(reduced)
+    return jax.device_put(stacked) if plan.row_devices is None else stacked
 
 
 def partial_grouping(

@@ -2,12 +2,12 @@
 
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import numpy as np
 
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.math.lowrank import ridge_of
+from geode_jax.model.on_host import on_host
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import as_array
@@ -182,7 +182,10 @@ def _group_entries(
 
 
 def stack_trees(trees: list[Reduced]) -> PartialRows:
-    """Stack the trees along a leading axis F; as trees may need different numbers of matrices, these are padded."""
+    """Stack the trees along a leading axis F; as trees may need different numbers of matrices, these are padded.
+
+    The result has NumPy arrays.
+    """
     most = max(tree["gram"].shape[1] for tree in trees)
 
     def stacked(name: str) -> np.ndarray | None:
@@ -193,7 +196,7 @@ def stack_trees(trees: list[Reduced]) -> PartialRows:
             tables = [table if table.shape[1] == most else _longer(table, most) for table in tables]
         return np.stack(tables)
 
-    return PartialRows(**jax.device_put({name: stacked(name) for name in trees[0]}))
+    return on_host(PartialRows, **{name: stacked(name) for name in trees[0]})
 
 
 def _longer(table: np.ndarray, length: int) -> np.ndarray:

@@ -72,7 +72,9 @@ def _draw_from(key: KeyArray, scores: Float[Array, "K n"], row_blocks: int = ROW
     uniform = jax.random.uniform(key, (num_rows,), scores.dtype)
     num_chunks = 2 ** max(0, num_rows.bit_length() - CHUNK_BITS)
     if num_chunks > 1 and ROW_BLOCKS % row_blocks != 0:  # each chunk on one device
-        num_chunks = -(-num_chunks // row_blocks) * row_blocks
+        per_block = num_rows // row_blocks
+        most = -(-num_chunks // row_blocks)
+        num_chunks = row_blocks * next(number for number in range(most, 0, -1) if per_block % number == 0)
     if num_rows % num_chunks != 0:
         return _draw_chunk(uniform, scores)
     chunks = jnp.moveaxis(scores.reshape(num_nodes, num_chunks, -1), 1, 0)

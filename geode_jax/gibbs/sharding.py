@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -145,15 +144,21 @@ def _pad_partial(partial: PartialRows, num_nodes: int, row_blocks: int) -> Parti
     """Pad to a multiple of `row_blocks` places with copies of the last that hold no row; other draws do not change."""
     num_places, num_candidates = partial.node.shape[2:]
     more = -num_places % row_blocks
+    if more == 0:
+        return partial
 
-    def pad(leaf: Array) -> Array:
-        return jnp.pad(leaf, [(0, more) if axis == 2 else (0, 0) for axis in range(leaf.ndim)], mode="edge")
+    def pad(leaf: np.ndarray) -> np.ndarray:
+        return np.pad(leaf, [(0, more) if axis == 2 else (0, 0) for axis in range(leaf.ndim)], mode="edge")
 
-    def pad_own(table: Array) -> Array:
-        by_place = table.reshape(*table.shape[:2], num_places, num_candidates, *table.shape[3:])
-        return pad(by_place).reshape(*table.shape[:2], -1, *table.shape[3:])
-
-    pad_matrices = pad_own if partial.entry is None else (lambda table: table)
-    matrices = jax.tree.map(pad_matrices, (partial.entry_node, partial.gram, partial.root))
-    padded = eqx.tree_at(lambda it: (it.entry_node, it.gram, it.root), jax.tree.map(pad, partial), matrices)
-    return eqx.tree_at(lambda it: it.node, padded, padded.node.at[:, :, num_places:].set(num_nodes))
+    fields = {field.name: getattr(partial, field.name) for field in dataclasses.fields(partial)}
+    matrices = ("entry_node", "gram", "root")
+    for name, leaf in fields.items():
+        if name not in matrices and leaf is not None:
+            fields[name] = pad(leaf)
+    if partial.entry is None:  # every row has its own
+        for name in matrices:
+            leaf = fields[name]
+            by_place = leaf.reshape(*leaf.shape[:2], num_places, num_candidates, *leaf.shape[3:])
+            fields[name] = pad(by_place).reshape(*leaf.shape[:2], -1, *leaf.shape[3:])
+    fields["node"][:, :, num_places:] = num_nodes
+    return on_host(PartialRows, **fields)

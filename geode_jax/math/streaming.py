@@ -30,6 +30,9 @@ ON_CPU = Limits(rows=64, memory=16 * 2**20, enough=8, most_memory=256 * 2**20)
 # A GPU launches as many kernels for a block of few rows as for one of many.
 ELSEWHERE = Limits(rows=512, memory=2**30, enough=1, most_memory=2**30)
 
+# The share of a whole block that a device of a mesh has at least.
+SMALLEST_SHARE = 8
+
 
 def block_size(bytes_per_row: int, limits: Limits) -> int:
     """Rows of a block, a power of two."""
@@ -57,13 +60,14 @@ def map_row_blocks(
     """Apply ``function(*shared, *block, **options)`` to blocks of rows and concatenate along the first axis.
 
     `rows` are trees of NumPy arrays that have the rows on their first axis, as the results have. The last block is
-    padded with copies of the last row and its result is cut back, so that every call has the same shape and a row's
-    result is bitwise the same whatever the other rows are.
+    padded with copies of the last row and its result is cut back, so that on one device every call has the same shape,
+    and a row's result is bitwise the same whatever the other rows are.
 
     Where `shared` is replicated over a mesh, each of its devices has a block at the same time. `function` is then
     compiled as a whole, once for every value of the hashable `options`. If it `calls_lapack` and the devices could wait
     for each other there, the first of them does all the work.
     """
+    n = jax.tree.leaves(rows)[0].shape[0]
     mesh = mesh_of(shared)
     if mesh is not None and calls_lapack and not may_call_lapack(mesh):
         shared, mesh = on_one(shared, mesh), None
@@ -75,8 +79,8 @@ def map_row_blocks(
         program = _on_all_devices(function, mesh, tuple(options.items()))
         apply = functools.partial(program, jax.device_put(shared, everywhere(mesh)))
         to_device = functools.partial(jax.device_put, device=by_row)
-        size *= mesh.size
-    n = jax.tree.leaves(rows)[0].shape[0]
+        # blocks of few rows are smaller, so that no device is without; of few sizes, as each compiles a program
+        size = max(size // SMALLEST_SHARE, min(size, 2 ** (-(-n // mesh.size) - 1).bit_length())) * mesh.size
     results = []
     for start in range(0, n, size):
         index = np.minimum(np.arange(start, start + size), n - 1)
@@ -90,12 +94,12 @@ def map_row_blocks(
 def _on_all_devices(function: Callable[..., Any], mesh: Mesh, options: tuple[tuple[str, Any], ...]) -> Any:
     """``function(*shared, *block, **options)`` as a program of `shared` and blocks, one block for every device."""
 
-    def on_one(shared: tuple[Any, ...], *block: Any) -> Any:
+    def on_each(shared: tuple[Any, ...], *block: Any) -> Any:
         return function(*shared, *block, **dict(options))
 
     def on_all(shared: tuple[Any, ...], *rows: Any) -> Any:
         by_row = PartitionSpec(mesh.axis_names)
         specs = (PartitionSpec(), *[by_row] * len(rows))
-        return jax.shard_map(on_one, mesh=mesh, in_specs=specs, out_specs=by_row, check_vma=False)(shared, *rows)
+        return jax.shard_map(on_each, mesh=mesh, in_specs=specs, out_specs=by_row, check_vma=False)(shared, *rows)
 
     return jax.jit(on_all)

@@ -184,7 +184,7 @@ class Posterior(eqx.Module):
         return None if mode == self.found.rank == self.found.rank_limit else mode
 
     def replicated(self, mesh: Mesh | None) -> "Posterior":
-        """The same posterior on every device of a mesh, which then share the rows of predictions; see the notebook.
+        """The same posterior on every device of a mesh, which then share the rows of predictions.
 
         The rows of one call to :func:`geode_jax.log_density`, :func:`geode_jax.impute`, :func:`geode_jax.sample` and
         the like are spread over these devices; results are those of one device, up to the order of sums. Every device

@@ -6,6 +6,7 @@ from scipy import special
 
 from geode_jax._checks import check_data, check_instance, check_integer
 from geode_jax._runtime.blas import one_blas_thread
+from geode_jax._runtime.devices import everywhere, mesh_of
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, Float
 from geode_jax.math.streaming import map_row_blocks
@@ -115,8 +116,9 @@ def _partial(
     found = []
     shown = None
     if reduction is not None:
-        origin, basis = (jax.device_put(np.asarray(part, x.dtype)) for part in (reduction.origin, reduction.basis))
-        noise = jax.device_put(np.asarray(reduction.noise, x.dtype))
+        mesh = mesh_of(posterior.members[0].dictionary)
+        parts = (np.asarray(part, x.dtype) for part in (reduction.origin, reduction.basis, reduction.noise))
+        origin, basis, noise = jax.device_put(tuple(parts), None if mesh is None else everywhere(mesh))
         rank = basis.shape[1]
         shown = map_partial_rows(
             show,
