@@ -60,10 +60,11 @@ def map_row_blocks(
     """Apply ``function(*shared, *block, **options)`` to blocks of rows and concatenate along the first axis.
 
     `rows` are trees of NumPy arrays that have the rows on their first axis, as the results have. The last block is
-    padded with copies of the last row and its result is cut back, so that on one device every call has the same shape,
+    padded with copies of the last row and its result is cut back, so that without a mesh every call has the same shape,
     and a row's result is bitwise the same whatever the other rows are.
 
-    Where `shared` is replicated over a mesh, each of its devices has a block at the same time. `function` is then
+    Where `shared` is replicated over a mesh, each of its devices has a block at the same time. Blocks are smaller where
+    there are few rows, so that a row's result may depend on their number in its last digits. `function` is then
     compiled as a whole, once for every value of the hashable `options`. If it `calls_lapack` and the devices could wait
     for each other there, the first of them does all the work.
     """

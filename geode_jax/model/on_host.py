@@ -1,4 +1,4 @@
-"""Modules whose arrays stay NumPy arrays: the sampler takes them to its device, or to several."""
+"""Modules whose arrays are NumPy arrays, in the host's memory, until the sampler moves them to its devices."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -9,7 +9,10 @@ Module = TypeVar("Module", bound=eqx.Module)
 
 
 def on_host(kind: type[Module], **arrays: Any) -> Module:
-    """A module of NumPy arrays, where its annotations say JAX arrays, as transformations of trees make it."""
+    """A module with NumPy arrays in fields that are annotated as JAX arrays.
+
+    Not by its constructor, whose types the tests check.
+    """
     module = object.__new__(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         object.__setattr__(module, field.name, arrays.get(field.name, field.default))

@@ -18,8 +18,8 @@ from geode_jax.math.lowrank import HIGHEST, Observed
 from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 
-# Sums over rows are sums of this many blocks, so that their order does not depend on how many devices share the rows,
-# if that divides it. Else there are as many blocks as the least common multiple.
+# Sums over rows are sums of this many blocks. So their order does not depend on how many devices share the rows, as
+# long as that number divides it; otherwise there are as many blocks as the least common multiple of both.
 ROW_BLOCKS = 16
 # Nodes at which partial rows are reduced at once, for few launches on a GPU; fewer if that would hold more numbers.
 NODES_AT_ONCE, NUMBERS_AT_ONCE = 16, 2**24
@@ -31,8 +31,8 @@ class Statistics(eqx.Module):
     """Sufficient statistics of n rows at K nodes, nodes first: the sweep contracts over the last axis.
 
     Only the first `num_rows` places hold rows, the others are padding: so data of nearly the same size share compiled
-    programs, and classes of different size are sampled by one program. `row_blocks`: rows are
-    summed in so many blocks, or as many as divide that number and the number of places.
+    programs, and classes of different size are sampled by one program. `row_blocks`: rows are summed in so many blocks,
+    or in as many as divide both that number and the number of places.
     """
 
     residual: Float[Array, "*batch K n"]

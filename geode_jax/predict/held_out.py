@@ -63,7 +63,6 @@ def _parts(statistics: AnyStatistics) -> Iterator[tuple[slice, AnyStatistics]]:
     size = num_places // number
     for shard in range(number):
         place, own = slice(shard * size, (shard + 1) * size), slice(shard, shard + 1)
-
         by_shard = ("residual", "squared", "block_node") if has_candidates else ()
         by_place = ("node", "position") if has_candidates else ("residual", "squared")
         fields = {name: getattr(statistics, name)[:, own] for name in by_shard}
