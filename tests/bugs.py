@@ -155,7 +155,7 @@ def _half_quadratic():
 def _slice_without_scale_weight():
     """w ~ U(0, 1) whatever the weight of the row's scale."""
     original = membership._log_slices
-    return mock.patch.object(membership, "_log_slices", lambda key, log_weight: original(key, 0.0 * log_weight))
+    return mock.patch.object(membership, "_log_slices", lambda uniform, log_weight: original(uniform, 0.0 * log_weight))
 
 
 def _slice_without_division():
@@ -165,8 +165,8 @@ def _slice_without_division():
     def sliced(key, state, statistics, tree, num_features):
         scores = membership.node_scores(state, statistics, tree, num_features)
 
-        def undivided(key_node, divided, row_blocks):
-            return draw_from(key_node, jnp.where(jnp.isfinite(divided), scores, -jnp.inf), row_blocks)
+        def undivided(uniform, divided, row_blocks):
+            return draw_from(uniform, jnp.where(jnp.isfinite(divided), scores, -jnp.inf), row_blocks)
 
         with mock.patch.object(membership, "_draw_from", undivided):
             return draw_sliced(key, state, statistics, tree, num_features)

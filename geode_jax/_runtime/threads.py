@@ -31,14 +31,14 @@ def _pool(process: int, num_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_threads, thread_name_prefix=f"geode_jax-{process}")
 
 
-def parallel_map(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+def parallel_map(function: Callable[[Item], Result], items: Iterable[Item], *, in_order: bool = False) -> list[Result]:
     """``[function(item) for item in items]``, each item on one thread; a call made from such a thread runs in order.
 
     With a single item BLAS keeps its threads. The number of threads is joblib's number of CPUs (LOKY_MAX_CPU_COUNT
-    lowers it).
+    lowers it). `in_order`: one item after the other, on this thread.
     """
     items = list(items)
-    if len(items) < 2 or getattr(_here, "is_worker", False):
+    if in_order or len(items) < 2 or getattr(_here, "is_worker", False):
         return [function(item) for item in items]
 
     def work(item: Item) -> Result:

@@ -1,5 +1,6 @@
 """From an array to a posterior: stage one, then stage two."""
 
+import dataclasses
 import os
 from functools import partial
 from typing import Any
@@ -13,11 +14,14 @@ from geode_jax._checks import check_instance, check_key, check_training_data, is
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray
+from geode_jax.fitting.local_rows import bring_rows
 from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
 from geode_jax.fitting.stages import CompileAhead, Request, kept_forest, posterior_of, sample_forests
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import grow_forest, plan_of
+from geode_jax.forest.plan import Plan
 from geode_jax.posterior.posterior import Posterior
+from geode_jax.rows.processes import ALONE
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 
@@ -32,6 +36,7 @@ def fit(
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     mesh: Mesh | None = None,
+    process_local: bool = False,
 ) -> Posterior:
     """Fit GEODE to the rows of X, shape (n, D), and return draws from its posterior.
 
@@ -56,6 +61,12 @@ def fit(
       the rows, straight from the host. The devices also share the rows of predictions
       (:meth:`geode_jax.Posterior.replicated`). Where they belong to several processes (`jax.distributed`), each makes
       the same call on the same data, and gets the same posterior, on its own devices.
+    - `process_local`: X holds only the rows of this process, any number of them, none included; each process passes its
+      own, as to `jax.make_array_from_process_local_data`. They are taken in the order of the processes along the axis
+      ``rows`` of the mesh, along which every process has devices of its own. No process holds rows of another but a
+      few: those that trees are learned from (``DictionarySettings.tree_rows``), and samples of thousands. The posterior
+      is that of one process with all rows, up to the order of sums. Rows must be complete, and more than half as many
+      as features. Every process needs a folder of the same name for the `checkpoint`, which may be shared.
 
     Interrupted by Ctrl-C after warm-up, it returns the draws made so far, with a RuntimeWarning.
 
@@ -69,6 +80,7 @@ def fit(
         progress=progress,
         checkpoint=checkpoint,
         mesh=mesh,
+        process_local=process_local,
     )
     return fit_forest(key, X, request)[1]
 
@@ -76,25 +88,37 @@ def fit(
 def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, Posterior]:
     """As :func:`fit`, for callers that need the forest too."""
     key = check_key(key)
-    data = check_training_data(X)
-    plan = plan_of(data, request.dictionary).on_mesh(request.row_devices)
+    processes = ALONE
+    if request.process_local:
+        settings = [request.dictionary, request.prior, request.sampler, request.dtype.name]
+        data, processes, devices = bring_rows(X, request.mesh, key, settings)
+    if processes.is_alone:
+        data = check_training_data(X)
+        plan = plan_of(data, request.dictionary).on_mesh(request.row_devices)
+    else:
+        plan = Plan.of(request.dictionary, sum(processes.sizes), data.shape[1])
+        plan = plan.among(processes.sizes, devices, processes.index)
     if plan.num_partial > 0:
         request.check_missing()
     is_mapped = is_memory_mapped(data) and plan.num_partial == 0
-    warn_if_too_large(bytes_needed(plan, request.sampler, request.dtype.itemsize, is_mapped=is_mapped))
+    own = dataclasses.replace(plan, num_rows=max(1, len(data)))
+    warn_if_too_large(bytes_needed(own, request.sampler, request.dtype.itemsize, is_mapped=is_mapped))
     with (
         jax_settings(request.dtype),
         request.open_checkpoint(key, [data]) as kept,
         progress_bar(request.progress) as show,
     ):
+        if kept is not None and not processes.is_alone:
+            kept = kept.part(f"process {processes.index}")
         key_forest, key_sample = jax.random.split(key)
         # one bar for both stages: the first tenth is stage one
         learn = part_of(show, 0.0, 0.1)
         ahead = CompileAhead(key_sample, request)
-        grow = partial(grow_forest, key_forest, data, plan, request.dtype, learn, ahead.start)
-        forest = kept_forest(kept, grow, request.mesh)
+        grow = partial(grow_forest, key_forest, data, plan, request.dtype, learn, ahead.start, processes)
+        forest = kept_forest(kept, grow, request.mesh, processes)
         ahead.wait()
-        (samples,) = sample_forests(key_sample, [forest], request, part_of(show, 0.1, 1.0), kept)
+        show_sampling = part_of(show, 0.1, 1.0)
+        (samples,) = sample_forests(key_sample, [forest], request, show_sampling, kept, processes=processes)
         return forest, posterior_of(forest, samples, request.prior, request.sampler, mesh=request.mesh)
 
 

@@ -26,6 +26,7 @@ from geode_jax.gibbs.sharding import CHAINS, ROWS, TREES
 from geode_jax.model.statistics import ROW_BLOCKS
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.held_out import lost_mass
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Request(NamedTuple):
     progress: bool
     checkpoint: Any
     mesh: Mesh | None
+    process_local: bool = False
 
     @classmethod
     def checked(cls, **given: Any) -> "Request":
@@ -63,6 +65,7 @@ class Request(NamedTuple):
             progress=given["progress"],
             checkpoint=given["checkpoint"],
             mesh=mesh,
+            process_local=check_instance(given.get("process_local", False), "process_local", bool),
         )
 
     @property
@@ -121,12 +124,17 @@ class CompileAhead:
             compile_ahead(self._key, problem, sampler)
 
 
-def kept_forest(kept: Checkpoint | None, grow: Callable[[], Forest], mesh: Mesh | None) -> Forest:
+def kept_forest(
+    kept: Checkpoint | None, grow: Callable[[], Forest], mesh: Mesh | None, processes: Processes = ALONE
+) -> Forest:
     """The forest saved in the checkpoint, or a new one, which is then saved there.
 
-    With a mesh, what there is of the rows stays on the host until each device gets its part.
+    With a mesh, what there is of the rows stays on the host until each device gets its part. Where processes bring
+    their own rows, they learn it together unless all have saved theirs.
     """
     found = kept and kept.read("forest")
+    if kept is not None and not processes.each(np.array(int(found is not None))).all():
+        found = None
     if found:
         return Forest.from_archive(*found, on_device=mesh is None)
     forest = grow()
@@ -142,6 +150,7 @@ def sample_forests(
     show: ShowProgress,
     kept: Checkpoint | None,
     is_last: bool = True,
+    processes: Processes = ALONE,
 ) -> list[Samples]:
     """Draws of every forest, all of one shape, from one run of the sampler.
 
@@ -155,7 +164,7 @@ def sample_forests(
         show(done / total, f"sweep {done} of {total}")
 
     try:
-        samples = run_chains(key, together, request.sampler, on_segment, kept, request.mesh)
+        samples = run_chains(key, together, request.sampler, on_segment, kept, request.mesh, processes)
     except Interrupted as interruption:
         if not is_last:
             raise KeyboardInterrupt from None

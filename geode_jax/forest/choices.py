@@ -61,7 +61,11 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
         rank = min(rank, shared.bases.shape[2])
         shared = shared if is_whole else learn_whole_span(training, seed, shared.bases.shape[2])
     elif taken.noise is not None:
-        own = taken.noise.covariances if is_whole else learn_covariances(training.x, training.own_folds)
+        own = (
+            taken.noise.covariances
+            if is_whole
+            else learn_covariances(training.x, training.own_folds, training.processes)
+        )
         roots = own.roots(taken.noise.deviation)
     about_span = _told(span, taken, "none", "a noise covariance gains more")
     about_noise = _told(noise, taken, "isotropic", "a span gains more")

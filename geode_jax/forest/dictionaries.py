@@ -48,10 +48,11 @@ def learn(
 
     `on_rank` is called once the trees and the number of directions are known, before the dictionaries are.
     """
-    partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
+    partitions, scales = grow_trees(training, plan, seeds, show)
     training = training.divided(scales)
     x = training.x
-    has_coordinates = training.folds is not None and training.without is None and uses_row_space(*x.shape)
+    is_wide = uses_row_space(training.num_rows, x.shape[1])
+    has_coordinates = training.folds is not None and training.without is None and is_wide
     if has_coordinates:
         training = training._replace(x=row_coordinates(x))
     show(0.5, "shared span, rank")

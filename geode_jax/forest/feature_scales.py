@@ -8,6 +8,7 @@ from geode_jax.learning.units import UnitsTrial, choose_units
 from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.frame import Frame
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.view import Rows, divide
 
 
@@ -18,7 +19,7 @@ def noise_scales(x: Rows, is_observed: np.ndarray | None, cells: Partition, opti
     return learn_feature_scales(x, is_observed, cells, options).scales
 
 
-def find_units(x: Rows, plan: Plan, seed: int) -> tuple[np.ndarray, tuple[Decision, ...]]:
+def find_units(x: Rows, plan: Plan, seed: int, processes: Processes = ALONE) -> tuple[np.ndarray, tuple[Decision, ...]]:
     """Divisors of the features of x, (n, D) with NaN where missing: all 1, or one unit per feature.
 
     There is one unit per feature only if there is one noise scale per feature, and held-out rows favour it.
@@ -30,7 +31,7 @@ def find_units(x: Rows, plan: Plan, seed: int) -> tuple[np.ndarray, tuple[Decisi
     def learn_scales(rows: np.ndarray, is_observed: np.ndarray | None, cells: Partition) -> FeatureScales:
         return learn_feature_scales(rows, is_observed, cells, options)
 
-    trial = choose_units(x, learn_scales, plan.tree, plan.max_rank, seed)
+    trial = choose_units(x, learn_scales, plan.tree, plan.max_rank, seed, processes)
     decision = _decision(trial)
     if trial.num_constant == 0:
         return trial.divisors, (decision,)
@@ -45,9 +46,11 @@ def _decision(trial: UnitsTrial) -> Decision:
     return Decision("units", taken, "gain of a unit for each feature", *trial.gain)
 
 
-def divide_by_units(x: Rows, frame: Frame, plan: Plan, seed: int) -> tuple[Rows, Frame, tuple[Decision, ...]]:
+def divide_by_units(
+    x: Rows, frame: Frame, plan: Plan, seed: int, processes: Processes = ALONE
+) -> tuple[Rows, Frame, tuple[Decision, ...]]:
     """Divide the rows by the units of :func:`find_units`, in place if they are an array, and update the frame."""
-    divisors, decisions = find_units(x, plan, seed)
+    divisors, decisions = find_units(x, plan, seed, processes)
     if (divisors != 1.0).any():
         x = divide(x, divisors)
     return x, frame._replace(scale=frame.scale * divisors), decisions

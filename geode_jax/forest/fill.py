@@ -96,7 +96,7 @@ def _fill(
     them fills each row, as from :func:`_fillers`.
     """
     holdouts, filler = fillers
-    partitions, scales = grow_trees(training.x, training.is_observed, plan, seeds, show)
+    partitions, scales = grow_trees(training, plan, seeds, show)
     scaled = training._replace(x=as_array(View(training.x, scales)))
     max_rank, folds = plan.max_rank, training.folds
     if plan.seeks_rank:

@@ -41,22 +41,24 @@ def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatisti
     dictionary = _frozen(learned)
     training, rows = learned.training, learned.training.complete
     width, num_nodes = plan.num_candidates(learned.chosen.rank), dictionary.tree.num_nodes
-    if width >= num_nodes or rows.size == 0:
+    num_rows = training.processes.count(rows.size)
+    if width >= num_nodes or num_rows == 0:
         if plan.row_devices is None:
             return dictionary, _at_all_nodes(learned, rows, plan.num_places), None
         return dictionary, _on_the_host(learned, rows, plan.num_places, plan.row_devices), None
     candidates = [_candidates(learned, number, rows, width) for number in trees]
     per_row = training.x.dtype.itemsize * len(trees) * num_nodes * dictionary.max_rank
-    num_probes = min(rows.size, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
-    sample = np.linspace(0, rows.size - 1, num_probes).astype(int)
-    probed = _at_all_nodes(learned, rows[sample], num_probes)
+    num_probes = min(num_rows, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
+    sample = training.processes.sample(np.arange(rows.size), num_probes)
+    probe = learned._replace(training=training.taken(rows[sample]))
+    probed = _at_all_nodes(probe, np.arange(num_probes), num_probes)
     release_free_memory()
     statistics = candidate_statistics(
         training, rows, learned.subspaces, candidates, plan.num_places, plan.row_devices or 1
     )
     if plan.row_devices is None:
         statistics = jax.device_put(statistics)
-    chosen = np.stack([nodes[sample] for nodes in candidates])
+    chosen = np.stack([training.processes.joined(nodes[sample]) for nodes in candidates])
     is_candidate = np.swapaxes((chosen[..., None] == np.arange(num_nodes)).any(axis=2), 1, 2)
     return dictionary, statistics, Probe(probed.residual, probed.squared, jax.device_put(is_candidate))
 

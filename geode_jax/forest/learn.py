@@ -30,6 +30,7 @@ from geode_jax.model.found import Found
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.frame import Frame, learn_frame, to_model, view_in_model
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, as_array, has_missing
 from geode_jax.settings import DictionarySettings
@@ -70,12 +71,16 @@ def grow_forest(
     dtype: np.dtype,
     show: ShowProgress,
     on_shapes: OnShapes | None = None,
+    processes: Processes = ALONE,
 ) -> Forest:
-    """:func:`learn_forest` on checked arguments, within the precision of `dtype`."""
-    frame = learn_frame(data)
+    """:func:`learn_forest` on checked arguments, within the precision of `dtype`.
+
+    `processes`: those that the rows are divided among, `data` being those of this one.
+    """
+    frame = learn_frame(data, processes)
     # memory-mapped data may be larger than memory
     rows_in = view_in_model if is_memory_mapped(data) else to_model
-    return grow_in_frame(key, rows_in(data, frame, dtype), frame, plan, show, on_shapes)
+    return grow_in_frame(key, rows_in(data, frame, dtype), frame, plan, show, on_shapes, processes)
 
 
 def grow_in_frame(
@@ -85,6 +90,7 @@ def grow_in_frame(
     plan: Plan,
     show: ShowProgress,
     on_shapes: OnShapes | None = None,
+    processes: Processes = ALONE,
 ) -> Forest:
     """The forest of rows in model coordinates.
 
@@ -94,7 +100,7 @@ def grow_in_frame(
     these are known, while work is still to do; not if many rows miss the same features.
     """
     drop_programs_if_many()
-    num_rows, num_features = x.shape
+    num_features = x.shape[1]
     is_observed = None
     if has_missing(x).any():
         x = as_array(x)
@@ -102,15 +108,15 @@ def grow_in_frame(
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
     seeds = [int(seed) for seed in rng.integers(2**31, size=plan.request.num_trees)]
     show(0.0, "units")
-    x, frame, about_units = divide_by_units(x, frame, plan, seeds[0])
+    x, frame, about_units = divide_by_units(x, frame, plan, seeds[0], processes)
     folds, cross_fit = None, plan.request.cross_fit
     if cross_fit is not None:
-        folds = assign_folds(num_rows, cross_fit.num_folds, rng)
+        folds = processes.own_part(assign_folds(processes.count(x.shape[0]), cross_fit.num_folds, rng))
     show_learning = show
     if is_observed is not None:
         show(0.0, "first fill")
         x = fill_low_rank(as_array(x), is_observed, plan.max_rank, seeds[0])
-    training = [Training(x, num_features, folds, is_observed)]
+    training = [Training(x, num_features, folds, is_observed, processes=processes)]
     del x
     if is_observed is not None:
         training.append(fill_conditionally(training.pop(), plan, seeds, part_of(show, 0.0, 0.5, "filling: ")))

@@ -48,6 +48,8 @@ class Plan:
     - `num_places`: places for complete rows, at least their number; forests with as many share compiled programs.
     - `row_devices`: devices that share the rows, whose statistics then stay on the host until each device gets its
       own; None if one device has them all.
+
+    Where processes bring their own rows, `num_rows` are all, and `num_places` and `row_devices` those of this process.
     """
 
     request: DictionarySettings
@@ -118,6 +120,16 @@ class Plan:
         """The same plan for statistics that go to the devices of a mesh, of which so many share the rows of a tree."""
         plan = dataclasses.replace(self, row_devices=row_devices)
         return dataclasses.replace(plan, num_places=plan.places(self.num_rows - self.num_partial))
+
+    def among(self, sizes: tuple[int, ...], devices: tuple[int, ...], index: int) -> "Plan":
+        """The same plan for process `index` of those that bring `sizes` rows, and share them over `devices` each.
+
+        All devices have as many places.
+        """
+        step = math.lcm(ROW_BLOCKS, sum(devices)) // sum(devices)
+        most = max(padded_size(max(1, -(-rows // own))) for rows, own in zip(sizes, devices, strict=True))
+        num_places = -(-most // step) * step * devices[index]
+        return dataclasses.replace(self, row_devices=devices[index], num_places=num_places)
 
     def places(self, num_rows: int) -> int:
         """Places for so many complete rows: a number that the devices can share evenly."""

@@ -9,33 +9,41 @@ from geode_jax.learning.feature_noise import middle_cells
 from geode_jax.partition.metis import Partition, partition_rows, route_rows
 from geode_jax.partition.neighbours import neighbour_graph
 from geode_jax.rows.row_space import row_coordinates, uses_row_space
+from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, as_array
 
 
 def grow_trees(
-    x: Rows, is_observed: np.ndarray | None, plan: Plan, seeds: list[int], show: ShowProgress
+    training: Training, plan: Plan, seeds: list[int], show: ShowProgress
 ) -> tuple[list[Partition], np.ndarray]:
     """A tree for every seed, and the noise scales of the features, (D,); progress runs from 0 to one half."""
-    partitions = []
-    near = row_coordinates(x) if uses_row_space(*x.shape) else x  # a tree depends on distances only
+    partitions, x, is_observed = [], training.x, training.is_observed
+    has_coordinates = uses_row_space(training.num_rows, x.shape[1])
+    near = row_coordinates(x) if has_coordinates else x  # a tree depends on distances only
+    if plan.tree_rows >= training.num_rows:
+        near = training.processes.joined(as_array(near))
     for number, seed in enumerate(seeds):
         show(0.4 * number / len(seeds), "growing trees")
-        partitions.append(_grow_tree(near, plan, number, seed))
+        partitions.append(_grow_tree(near, training, plan, number, seed))
     show(0.4, "noise scales")
     return partitions, noise_scales(x, is_observed, middle_cells(partitions[0]), plan.noise(seeds[0]))
 
 
-def _grow_tree(x: Rows, plan: Plan, number: int, seed: int) -> Partition:
-    """Trees of a forest differ by their METIS seed, their neighbour count, and the rows they are learned from."""
+def _grow_tree(x: Rows, training: Training, plan: Plan, number: int, seed: int) -> Partition:
+    """Trees of a forest differ by their METIS seed, their neighbour count, and the rows they are learned from.
+
+    `x`: everyone's rows if a tree is learned from all of them, else those of this process.
+    """
     depth, min_cell_size = plan.tree.depth, plan.tree.min_cell_size
-    num_neighbors = min(plan.tree.num_neighbors + 2 * number, x.shape[0] - 1)
-    if plan.tree_rows >= x.shape[0]:
+    num_rows, processes = training.num_rows, training.processes
+    num_neighbors = min(plan.tree.num_neighbors + 2 * number, num_rows - 1)
+    if plan.tree_rows >= num_rows:
         x = as_array(x)
         graph = neighbour_graph(x, num_neighbors, seed)
-        return partition_rows(x, graph, depth, min_cell_size, seed)
-    known = np.sort(np.random.default_rng(seed).choice(x.shape[0], plan.tree_rows, replace=False))
-    some = x[known]
+        return partition_rows(x, graph, depth, min_cell_size, seed).divided(processes)
+    known = np.sort(np.random.default_rng(seed).choice(num_rows, plan.tree_rows, replace=False))
+    some = processes.joined(x[processes.own(known)])
     graph = neighbour_graph(some, min(num_neighbors, known.size - 1), seed)
-    fewest = max(2, min_cell_size * known.size // x.shape[0])
+    fewest = max(2, min_cell_size * known.size // num_rows)
     partition = partition_rows(some, graph, depth, fewest, seed)
-    return route_rows(x, partition, known, min_cell_size)
+    return route_rows(x, some, partition, known, min_cell_size, processes)

@@ -4,10 +4,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from geode_jax._typing import Array, Int, KeyArray
+from geode_jax._typing import Array, Float, Int, KeyArray
 from geode_jax.gibbs import missing, rank
 from geode_jax.gibbs.sweep import sweep
+from geode_jax.math.row_uniforms import uniforms_of_rows
 from geode_jax.math.uniforms import Uniforms
+from geode_jax.model.candidate_statistics import AnyStatistics
 from geode_jax.model.draw import Adaptation, Draw
 from geode_jax.model.joint import log_joint, sample_log_stop_concentration
 from geode_jax.model.problem import Problem
@@ -38,9 +40,9 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
         key, 8
     )
     statistics, tree = problem.statistics, problem.tree
-    num_rows, dtype = statistics.is_row.shape[0], statistics.residual.dtype
+    dtype = statistics.residual.dtype
     log_scale_weights = 1.5 * jax.random.normal(key_scale, (tree.num_scales,), dtype)
-    row_scale = jax.random.categorical(key_row, log_scale_weights, shape=(num_rows,))
+    row_scale = _draw_per_row(key_row, log_scale_weights, statistics)
     # A row may start at a leaf above its scale. One without a candidate at its scale starts at the nearest scale.
     is_present, is_leaf, scale = (
         statistics.of_nodes(jnp.asarray(table)) for table in (tree.is_present, tree.is_leaf, tree.scale)
@@ -78,6 +80,15 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
     state = eqx.tree_at(lambda it: it.log_sigma2, state, log_sigma2)
     tallies = Adaptation(jnp.zeros(shape, dtype), jnp.zeros((), dtype))
     return Chain(state, sums, jnp.zeros(shape[0], jnp.int32), tallies)
+
+
+def _draw_per_row(key: KeyArray, log_weights: Float[Array, "S"], statistics: AnyStatistics) -> Int[Array, "n"]:
+    """An index drawn for every row, as `jax.random.categorical` draws it."""
+    if statistics.row is None:
+        return jax.random.categorical(key, log_weights, shape=statistics.is_row.shape)
+    dtype = log_weights.dtype
+    uniform = jnp.maximum(uniforms_of_rows(key, statistics.row, log_weights.size, dtype), jnp.finfo(dtype).tiny)
+    return jnp.argmax(log_weights - jnp.log(-jnp.log(uniform)), axis=1)
 
 
 def draw_of(chain: Chain, problem: Problem) -> Draw:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geode_jax._typing import Array, Count, Float, Int, KeyArray
+from geode_jax.math.row_uniforms import uniforms_of_rows
 from geode_jax.model.candidate_statistics import AnyStatistics
 from geode_jax.model.state import State, log_normal_constants
 from geode_jax.model.statistics import ROW_BLOCKS
@@ -38,7 +39,8 @@ def node_scores(state: State, statistics: AnyStatistics, tree: Tree, num_feature
 
 def draw(key: KeyArray, state: State, statistics: AnyStatistics, tree: Tree, num_features: Count) -> Int[Array, "n"]:
     """New memberships from their conditionals over all nodes, or over each row's candidates."""
-    slot = _draw_from(key, node_scores(state, statistics, tree, num_features), statistics.row_blocks)
+    scores = node_scores(state, statistics, tree, num_features)
+    slot = _draw_from(_uniforms(key, statistics), scores, statistics.row_blocks)
     return jnp.where(statistics.is_row, statistics.node_at(slot), tree.num_nodes)
 
 
@@ -50,26 +52,37 @@ def draw_sliced(
     scores = node_scores(state, statistics, tree, num_features)
     log_scale_weights = tree.log_sum_over_scales(tree.log_weights(state.logit_stop, state.logit_right))
     scale = jnp.asarray(tree.scale)
-    log_slice = _log_slices(key_slice, log_scale_weights[scale[state.node]])
+    log_slice = _log_slices(_uniforms(key_slice, statistics), log_scale_weights[scale[state.node]])
     at_node = statistics.of_nodes(jnp.where(tree.is_present, log_scale_weights[scale], 0.0))
     # `>=`, not `>`: the logarithm of a uniform near 1 may be lost in the sum, and a row's own scale must stay open.
-    slot = _draw_from(key_node, jnp.where(at_node >= log_slice, scores - at_node, -jnp.inf), statistics.row_blocks)
+    is_open = at_node >= log_slice
+    uniform = _uniforms(key_node, statistics)
+    slot = _draw_from(uniform, jnp.where(is_open, scores - at_node, -jnp.inf), statistics.row_blocks)
     return jnp.where(statistics.is_row, statistics.node_at(slot), tree.num_nodes)
 
 
-def _log_slices(key: KeyArray, log_weight: Float[Array, "n"]) -> Float[Array, "n"]:
+def _uniforms(key: KeyArray, statistics: AnyStatistics) -> Float[Array, "n"]:
+    """One uniform variable per row."""
+    row, dtype = statistics.row, statistics.residual.dtype
+    if row is None:
+        return jax.random.uniform(key, statistics.is_row.shape, dtype)
+    return uniforms_of_rows(key, row, 1, dtype)[:, 0]
+
+
+def _log_slices(uniform: Float[Array, "n"], log_weight: Float[Array, "n"]) -> Float[Array, "n"]:
     """Log of a uniform variable below the weight of each row's scale."""
-    return log_weight + jnp.log(jax.random.uniform(key, log_weight.shape, log_weight.dtype))
+    return log_weight + jnp.log(uniform)
 
 
-def _draw_from(key: KeyArray, scores: Float[Array, "K n"], row_blocks: int = ROW_BLOCKS) -> Int[Array, "n"]:
-    """Categorical draws, one uniform per row and the inverse CDF.
+def _draw_from(
+    uniform: Float[Array, "n"], scores: Float[Array, "K n"], row_blocks: int = ROW_BLOCKS
+) -> Int[Array, "n"]:
+    """Categorical draws from a uniform variable per row by the inverse CDF.
 
     Rows are taken in contiguous chunks: otherwise reductions over nodes would stride through all of memory (on two
     cores, with 60,000 rows, a maximum over 63 nodes took 7 ms, as long as the scores).
     """
     num_nodes, num_rows = scores.shape
-    uniform = jax.random.uniform(key, (num_rows,), scores.dtype)
     num_chunks = 2 ** max(0, num_rows.bit_length() - CHUNK_BITS)
     if num_chunks > 1 and ROW_BLOCKS % row_blocks != 0:  # each chunk on one device
         per_block = num_rows // row_blocks

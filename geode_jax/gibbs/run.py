@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._files.archive import fields_of
-from geode_jax._files.checkpoint import Checkpoint
+from geode_jax._files.checkpoint import Checkpoint, Found
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.compilation import drop_programs_if_many, quickly_compiled
 from geode_jax._typing import Array, Int, KeyArray
@@ -25,12 +25,17 @@ from geode_jax.gibbs.sharding import (
     chain_shardings,
     check_same,
     fetch,
+    fetch_own,
+    own_shape,
     place,
+    place_own,
     place_problem,
     with_all_axes,
+    without_rows,
 )
 from geode_jax.model.draw import Adaptation, Draw
 from geode_jax.model.problem import Problem
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.settings import RankAdaptation, SamplerSettings
 
 
@@ -145,18 +150,20 @@ def run_chains(
     on_segment: Callable[[int, int], None] | None = None,
     checkpoint: Checkpoint | None = None,
     mesh: Mesh | None = None,
+    processes: Processes = ALONE,
 ) -> Samples:
     """Run every chain on every tree; `problems` has a leading axis F on its arrays.
 
     `on_segment(done, total)` is called after every segment with the sweeps done so far. With a `checkpoint` the run
     resumes after the last saved segment, and gives the same draws as one that was never stopped. With a `mesh` its
     devices share the work (see `sharding.py`); draws are those of one device, up to the order of summation.
+    `processes`: those that bring their own rows; `problems` is then about the rows of this one.
 
     Raises FloatingPointError if a log joint is not finite: the earlier draws would be worthless too. Raises Interrupted
     in place of KeyboardInterrupt if draws were kept.
     """
     drop_programs_if_many()
-    run = _Run(key, problems, settings, checkpoint, mesh)
+    run = _Run(key, problems, settings, checkpoint, mesh, processes)
     # a sweep factors matrices only if rows have missing features
     limit = contextlib.nullcontext if problems.partial is None else one_blas_thread
     try:
@@ -185,8 +192,9 @@ class _Run:
         settings: SamplerSettings,
         checkpoint: Checkpoint | None,
         mesh: Mesh | None,
+        processes: Processes,
     ) -> None:
-        self.settings, self.checkpoint = settings, checkpoint
+        self.settings, self.checkpoint, self.processes = settings, checkpoint, processes
         self.mesh = None if mesh is None else with_all_axes(mesh)
         num_trees = problems.statistics.residual.shape[0]
         start, self.keys = _keys(key, num_trees, settings.num_chains)
@@ -194,11 +202,12 @@ class _Run:
             self.problems = jax.device_put(problems)
         else:
             if self.mesh.is_multi_process:
-                check_same(problems)
-            self.problems = place_problem(problems, self.mesh)
+                check_same(problems if processes.is_alone else without_rows(problems))
+            self.problems = place_problem(problems, self.mesh, None if processes.is_alone else processes.sizes)
             start, self.keys = (place(part, NamedSharding(self.mesh, BY_CHAIN)) for part in (start, self.keys))
         self.total = _num_sweeps(settings)
-        self.is_short = _is_short(problems, settings)
+        # not by the rows of this process: all must compile the same program
+        self.is_short = _is_short(problems if processes.is_alone else self.problems, settings)
         self.done = 0
         self.kept: list[Draw] = []
         self.sent: tuple[Chain, Draw] | None = None
@@ -208,21 +217,28 @@ class _Run:
 
     def _resume(self, keys: KeyArray) -> bool:
         """Resume from the checkpoint of an earlier run; False if there is none."""
-        found = self.checkpoint and self.checkpoint.read("chains")
-        if not found:
+        found = self._latest()
+        if found is None:
             return False
         assert self.checkpoint is not None
         header, arrays = found
         shape = jax.eval_shape(_start, keys, self.problems)
         leaves = [arrays.get(f"leaf {number}") for number in range(len(arrays))]
         expected = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(shape)]
+        if self.mesh is not None and not self.processes.is_alone:
+            shardings = jax.tree.leaves(chain_shardings(shape, self.mesh))
+            pairs = zip(shardings, expected, strict=True)
+            expected = [(own_shape(sharding, whole), dtype) for sharding, (whole, dtype) in pairs]
         if [leaf is not None and (leaf.shape, leaf.dtype) for leaf in leaves] != expected:
             raise ValueError(f"checkpoint: arrays in {self.checkpoint.folder} are not those of the chains of this fit")
         chains = jax.tree.unflatten(jax.tree.structure(shape), leaves)
         if self.mesh is None:
             self.chains = jax.device_put(chains)
-        else:
+        elif self.processes.is_alone:
             self.chains = jax.tree.map(place, chains, chain_shardings(chains, self.mesh))
+        else:
+            by_leaf = chains, chain_shardings(chains, self.mesh), shape
+            self.chains = jax.tree.map(lambda own, sharding, whole: place_own(own, sharding, whole.shape), *by_leaf)
         self.done = header["done"]
         for name in header["draws"]:
             draws = self.checkpoint.read(name)
@@ -230,6 +246,21 @@ class _Run:
                 raise ValueError(f"checkpoint: expected a file {name}.npz in {self.checkpoint.folder}, got none")
             self.kept.append(jax.tree.map(np.asarray, Draw(**jax.device_put(draws[1]))))
         return True
+
+    def _latest(self) -> Found | None:
+        """Header and arrays of the latest chains that were saved; None if there are none.
+
+        Where processes bring their own rows, the latest that all of them have.
+        """
+        if self.checkpoint is None:
+            return None
+        if self.processes.is_alone:
+            return self.checkpoint.read("chains")
+        kept = [self.checkpoint.read(f"chains {number}") for number in range(2)]
+        own = np.array([0 if found is None else found[0]["done"] for found in kept])
+        everyones = self.processes.each(own)
+        common = [done for done in own.tolist() if done and (everyones == done).any(axis=1).all()]
+        return kept[own.tolist().index(max(common))] if common else None
 
     def advance(self) -> None:
         """Run one more segment, and send off the one after it before draws are copied to the host."""
@@ -244,7 +275,8 @@ class _Run:
         self.chains, self.done = chains, first + settings.segment_length
         # the next segment takes the chains' memory, also if it is interrupted
         self.tallies = fetch(chains.adaptation)
-        leaves = [] if self.checkpoint is None else jax.tree.leaves(fetch(chains))
+        fetched = fetch if self.processes.is_alone else fetch_own
+        leaves = [] if self.checkpoint is None else jax.tree.leaves(fetched(chains))
         try:
             # With missing values a sweep factors matrices, under the caller's limit on BLAS threads: it must end here.
             if self.done < self.total and self.problems.partial is None:
@@ -267,7 +299,12 @@ class _Run:
                 self.checkpoint.write(f"draws {len(self.kept)}", {}, fields_of(self.kept[-1]))
             names = [f"draws {number + 1}" for number in range(len(self.kept))]
             arrays = {f"leaf {number}": leaf for number, leaf in enumerate(leaves)}
-            self.checkpoint.write("chains", {"done": self.done, "draws": names}, arrays)
+            name = "chains"
+            if not self.processes.is_alone:
+                # The one before stays until every process has this one, so that there is one that all have.
+                name = f"chains {self.done // settings.segment_length % 2}"
+            self.checkpoint.write(name, {"done": self.done, "draws": names}, arrays)
+            self.processes.total(np.zeros(1))
 
     def _send(self) -> tuple[Chain, Draw]:
         """Send off the segment after the sweeps done."""

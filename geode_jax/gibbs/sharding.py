@@ -39,11 +39,34 @@ def with_all_axes(mesh: Mesh) -> Mesh:
     return Mesh(np.transpose(mesh.devices, order).reshape(sizes), names)
 
 
-def place_problem(problems: Problem, mesh: Mesh) -> Problem:
-    """Shard a problem with a leading axis F on its arrays over trees and rows."""
+def row_owners(mesh: Mesh) -> np.ndarray:
+    """The process whose devices are at each place along the rows of a mesh, (R,).
+
+    Raises ValueError unless a process's devices have all trees and chains of adjacent parts of the rows.
+    """
+    devices = np.moveaxis(with_all_axes(mesh).devices, 2, 0).reshape(mesh.shape.get(ROWS, 1), -1)
+    owners = np.vectorize(lambda device: device.process_index, otypes=[int])(devices)
+    runs = np.flatnonzero(np.diff(owners[:, 0])).size + 1
+    if (owners != owners[:, :1]).any() or runs != np.unique(owners).size:
+        raise ValueError(
+            "mesh: expected the processes to follow each other along the axis 'rows', each with all devices of its part"
+            f" of it, where processes bring their own rows; got the processes {owners.tolist()} along that axis"
+        )
+    return owners[:, 0]
+
+
+def place_problem(problems: Problem, mesh: Mesh, sizes: tuple[int, ...] | None = None) -> Problem:
+    """Shard a problem with a leading axis F on its arrays over trees and rows.
+
+    `sizes`: how many rows each process has, in the order along the mesh, where statistics are those of this process's
+    rows; None where every process has them all.
+    """
     partial = problems.partial
     by_row = PartitionSpec(TREES, None, ROWS)
-    statistics = _spread(problems.statistics, problems.tree.num_nodes, mesh.shape[ROWS])
+    if sizes is None:
+        statistics = _spread(problems.statistics, problems.tree.num_nodes, mesh.shape[ROWS])
+    else:
+        statistics = _with_shards(problems.statistics, mesh, sizes)
     problems = eqx.tree_at(lambda it: it.statistics, problems, statistics)
     specs = jax.tree.map(lambda _: BY_TREE, problems)
     if isinstance(statistics, CandidateStatistics):
@@ -61,7 +84,35 @@ def place_problem(problems: Problem, mesh: Mesh) -> Problem:
             rows = eqx.tree_at(lambda it: (it.entry_node, it.gram, it.root), rows, (BY_TREE, BY_TREE, BY_TREE))
         specs = eqx.tree_at(lambda it: it.partial, specs, rows)
         problems = eqx.tree_at(lambda it: it.partial, problems, partial)
-    return jax.tree.map(lambda leaf, spec: place(leaf, NamedSharding(mesh, spec)), problems, specs)
+
+    def placed(leaf: Array | np.ndarray, spec: PartitionSpec) -> Array:
+        sharding = NamedSharding(mesh, spec)
+        if sizes is None or ROWS not in spec:
+            return place(leaf, sharding)
+        return place_own(np.asarray(leaf), sharding, _global_shape(leaf.shape, spec, mesh))
+
+    return jax.tree.map(placed, problems, specs)
+
+
+def _global_shape(shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh) -> tuple[int, ...]:
+    """The shape of an array of which this process has `shape`."""
+    axis, owners = tuple(spec).index(ROWS), row_owners(mesh)
+    num_own = int((owners == jax.process_index()).sum())
+    return (*shape[:axis], shape[axis] // num_own * owners.size, *shape[axis + 1 :])
+
+
+def _with_shards(statistics: AnyStatistics, mesh: Mesh, sizes: tuple[int, ...]) -> AnyStatistics:
+    """Statistics of this process's rows, with a leading axis F, that know how many rows each device of all has."""
+    owners = row_owners(mesh)
+    _, first, counts = np.unique(owners, return_index=True, return_counts=True)
+    size = statistics.is_row.shape[-1] // int((owners == jax.process_index()).sum())
+    pairs = zip(sizes, counts[np.argsort(first)].tolist(), strict=True)
+    rows = [np.clip(number - size * np.arange(count), 0, size) for number, count in pairs]
+    fields = {field.name: getattr(statistics, field.name) for field in dataclasses.fields(statistics)}
+    num_trees = statistics.num_rows.shape[0]
+    fields["shard_rows"] = np.tile(np.concatenate(rows).astype(np.int32), (num_trees, 1))
+    fields["num_rows"] = np.full(num_trees, sum(sizes), np.int32)
+    return on_host(type(statistics), **fields | {"row_blocks": math.lcm(ROW_BLOCKS, mesh.shape[ROWS])})
 
 
 def _spread(statistics: AnyStatistics, num_nodes: int, num_devices: int) -> AnyStatistics:
@@ -77,6 +128,11 @@ def _spread(statistics: AnyStatistics, num_nodes: int, num_devices: int) -> AnyS
             leaf = fields[name]
             fields[name] = np.pad(leaf, [(0, more if axis == 2 else 0) for axis in range(leaf.ndim)])
     return on_host(type(statistics), **fields | {"row_blocks": row_blocks})
+
+
+def without_rows(problems: Problem) -> Problem:
+    """The problem without what there is of the rows: all processes have the same."""
+    return eqx.tree_at(lambda it: (it.statistics, it.partial), problems, (None, None), is_leaf=lambda it: it is None)
 
 
 def check_same(problems: Problem) -> None:
@@ -120,6 +176,47 @@ def place(leaf: Array | np.ndarray, sharding: NamedSharding) -> Array:
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def place_own(leaf: np.ndarray, sharding: NamedSharding, shape: tuple[int, ...]) -> Array:
+    """Place an array of `shape` of which every process has the part of its own devices, `leaf`."""
+    own = _own_part(sharding, shape)
+    return jax.make_array_from_callback(shape, sharding, lambda index: leaf[_within(index or (), own)])
+
+
+def fetch_own(values: _Pytree) -> _Pytree:
+    """NumPy copies of the parts of arrays that are on devices of this process; :func:`place_own` undoes it."""
+
+    def fetched(leaf: Array) -> np.ndarray:
+        own = _own_part(leaf.sharding, leaf.shape)
+        found = np.empty([part.stop - part.start for part in own], leaf.dtype)
+        for shard in leaf.addressable_shards:
+            found[_within(shard.index, own)] = np.asarray(shard.data)
+        return found
+
+    return jax.tree.map(fetched, values)
+
+
+def own_shape(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of this process's part of an array of this shape."""
+    return tuple(part.stop - part.start for part in _own_part(sharding, shape))
+
+
+def _own_part(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The part of an array of this shape that the devices of this process have together."""
+    parts = [part or () for part in sharding.addressable_devices_indices_map(shape).values()]
+    return tuple(
+        slice(min(part[axis].start or 0 for part in parts), max(part[axis].stop or end for part in parts))
+        for axis, end in enumerate(shape)
+    )
+
+
+def _within(index: tuple[slice, ...], part: tuple[slice, ...]) -> tuple[slice, ...]:
+    """The index of a block of an array, as an index into a part that has the block."""
+    pairs = zip(index, part, strict=True)
+    return tuple(
+        slice((at.start or 0) - own.start, (own.stop if at.stop is None else at.stop) - own.start) for at, own in pairs
+    )
 
 
 def fetch(values: _Pytree) -> _Pytree:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax._runtime.threads import parallel_map
-from geode_jax.learning.evidence import cell_mixture, fit_quick_mixture, residuals_of_scales, sample_of
+from geode_jax.learning.evidence import cell_mixture, fit_quick_mixture, residuals_of_scales
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
+from geode_jax.rows.processes import sample_part
 from geode_jax.rows.training import Training
 
 # A mean over this many rows of a cell is precise enough: a node borrows a few rows' worth of it.
@@ -56,32 +57,40 @@ def rows_nearby(training: Training, partition: Partition, subspaces: Subspaces, 
     Each row is taken about the centre of its own child cell, and from dictionaries that left its fold out. Rows with
     missing features are left out: as filled, they spread less than they do.
     """
-    num_nodes = len(partition.cells)
+    num_nodes, processes = len(partition.cells), training.processes
     found = Nearby(np.zeros((num_nodes, subspaces.bases.shape[3])), np.zeros(num_nodes))
     complete = np.zeros(training.x.shape[0], dtype=bool)
     complete[training.complete] = True
+    kept = [np.arange(0) if rows is None else rows[complete[rows]] for rows in partition.cells]
+    before, count = processes.before_and_total(np.array([rows.size for rows in kept]))
+    nodes = [node for node in np.flatnonzero(partition.is_present).tolist() if node > 0]
 
-    def learn(node: int) -> None:
-        sibling = node + 1 if node % 2 else node - 1
-        cells = [partition.cell(child) for child in (node, sibling)]
-        kept = [rows[complete[rows]] for rows in cells]
-        total = sum(rows.size for rows in kept)
-        found.share[node] = total / sum(rows.size for rows in cells)
-        for child, rows in zip((node, sibling), kept, strict=True):
-            if rows.size:
-                found.signal[node] += rows.size / total * _mean_square(training, rows, subspaces, child, node)
+    def squares(node: int) -> list[np.ndarray]:
+        samples = [sample_part(kept[own], ENOUGH_ROWS, before[own], count[own]) for own in (node, _sibling(node))]
+        pairs = zip(samples, (node, _sibling(node)), strict=True)
+        return [_sum_of_squares(training, rows, subspaces, own, node) for rows, own in pairs]
+
+    sums = processes.total(np.reshape(parallel_map(squares, nodes), (len(nodes), 2, subspaces.bases.shape[3])))
+    for number, node in enumerate(nodes):
+        cells = (node, _sibling(node))
+        total = sum(int(count[own]) for own in cells)
+        found.share[node] = total / sum(partition.size(own) for own in cells)
+        for own, square in zip(cells, sums[number], strict=True):
+            if count[own]:
+                found.signal[node] += count[own] / total * (square / min(count[own], ENOUGH_ROWS))
         found.signal[node] /= noise[(node + 1).bit_length() - 1]
-
-    parallel_map(learn, [node for node in np.flatnonzero(partition.is_present).tolist() if node > 0])
     return found
 
 
-def _mean_square(training: Training, rows: np.ndarray, subspaces: Subspaces, own: int, node: int) -> np.ndarray:
-    """Mean squared coordinates along the directions of `node`, about the centre of `own`, (d,); of a sample of rows."""
-    rows = sample_of(rows, ENOUGH_ROWS)
+def _sibling(node: int) -> int:
+    return node + 1 if node % 2 else node - 1
+
+
+def _sum_of_squares(training: Training, rows: np.ndarray, subspaces: Subspaces, own: int, node: int) -> np.ndarray:
+    """Sums of squared coordinates of rows along the directions of `node`, about the centre of `own`, (d,)."""
     holdout = np.zeros(rows.size, dtype=int) if training.folds is None else 1 + training.folds[rows]
     total = np.zeros(subspaces.bases.shape[3])
     for number in np.unique(holdout):
         centred = training.x[rows[holdout == number]] - subspaces.centres[number, own]
         total += np.square(centred @ subspaces.bases[number, node]).sum(axis=0, dtype=np.float64)
-    return total / rows.size
+    return total

@@ -77,6 +77,8 @@ def search_candidates(
     # neighbouring rows are searched together: they visit the same nodes, and are adjacent in memory
     order = np.argsort(partition.leaf_order()[rows], kind="stable")
     found = np.empty((rows.size, width), dtype=np.int32)
+    if rows.size == 0:
+        return found
     size = min(_BLOCK, max(1, _BLOCK_NUMBERS // num_features))
     found[order] = np.concatenate(parallel_map(search, np.array_split(rows[order], -(-rows.size // size))))
     return found

@@ -16,6 +16,7 @@ from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
+from geode_jax.rows.processes import ALONE, Processes, sample_part
 from geode_jax.rows.training import Training
 
 NUM_STEPS = 25
@@ -134,50 +135,51 @@ def _growing(largest: int) -> list[int]:
 
 def cross_fitted_evidence(training: Training, partition: Partition, subspaces: Subspaces) -> Evidence:
     """The evidence of (a sample of) the rows that are in a fold, from dictionaries that left their folds out."""
-    rows = judged_rows(training.own_folds)
+    rows = judged_rows(training.own_folds, training.processes)
     return evidence_of(training.taken(rows), rows, partition, subspaces)
 
 
 def evidence_of(judged: Training, rows: np.ndarray, partition: Partition, subspaces: Subspaces) -> Evidence:
-    """:func:`cross_fitted_evidence` from the judged rows alone; `rows`, (m,), are their indices in the partition."""
+    """:func:`cross_fitted_evidence` from the judged rows alone.
+
+    `rows`: the indices in the partition of those among them that this process holds.
+    """
     nodes = np.flatnonzero(partition.is_present)
-    root = partition.cells[0]
-    if root is not None and root.size > LARGEST_SAMPLE:  # deeper nodes have too few rows of the sample
+    if partition.cells[0] is not None and partition.size(0) > LARGEST_SAMPLE:
+        # deeper nodes have too few rows of the sample
         nodes = nodes[_scale_of(nodes) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
     return _fit(judged, rows, partition, subspaces, nodes)
 
 
-def sample_of(rows: np.ndarray, largest: int) -> np.ndarray:
-    """An evenly spaced sample of at most `largest` of the rows."""
-    return rows[np.linspace(0, rows.size - 1, min(rows.size, largest)).astype(int)]
-
-
-def judged_rows(folds: np.ndarray) -> np.ndarray:
+def judged_rows(folds: np.ndarray, processes: Processes = ALONE) -> np.ndarray:
     """Indices of the rows on which :func:`cross_fitted_evidence` judges."""
-    return sample_of(np.flatnonzero(folds >= 0), LARGEST_SAMPLE)
+    return processes.sample(np.flatnonzero(folds >= 0), LARGEST_SAMPLE)
 
 
 def fit_quick_mixture(training: Training, partition: Partition, subspaces: Subspaces) -> QuickMixture:
     """The mixture alone; fitted to in-sample statistics if the rows have no folds."""
     nodes = np.flatnonzero(partition.is_present)
-    folds = training.folds
-    rows = sample_of(np.arange(training.x.shape[0]), LARGEST_SAMPLE) if folds is None else judged_rows(folds)
+    folds, processes = training.folds, training.processes
+    all_rows = np.arange(training.x.shape[0])
+    rows = processes.sample(all_rows, LARGEST_SAMPLE) if folds is None else judged_rows(folds, processes)
     return _fit(training.taken(rows), rows, partition, subspaces, nodes).mixture
 
 
 def _fit(judged: Training, rows: np.ndarray, partition: Partition, subspaces: Subspaces, nodes: np.ndarray) -> Evidence:
     """Fit the mixture at the given nodes by EM, started from the tree's cells."""
-    residual, squared = statistics_at(judged, np.arange(rows.size), subspaces, nodes)
+    num_rows = judged.x.shape[0]
+    residual, squared = statistics_at(judged, np.arange(num_rows), subspaces, nodes)
     seen, num_features = judged.is_observed, judged.num_features
     held_out = HeldOutStatistics(
         nodes,
         residual,
         squared,
         has_direction=np.arange(squared.shape[2]) < subspaces.ranks[nodes][:, None],
-        num_observed=np.full(rows.size, num_features) if seen is None else seen.sum(axis=1),
+        num_observed=np.full(num_rows, num_features) if seen is None else seen.sum(axis=1),
         num_features=num_features,
     )
-    share = np.stack([np.isin(rows, partition.cells[node]) for node in nodes]).astype(np.float64)
+    is_inside = np.stack([np.isin(rows, partition.cells[node]) for node in nodes], axis=1)
+    share = partition.processes.joined(is_inside).T.astype(np.float64, order="C")
     share /= share.sum(axis=0)
     for _ in range(NUM_STEPS):
         mixture = _m_step(held_out, share)
@@ -215,17 +217,19 @@ def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces)
     In a tree with many nodes, the few thousand rows given to EM determine the deep nodes badly. This mixture uses all
     rows of a cell (a sample of `LARGEST_SAMPLE` if there are more).
     """
-    nodes = np.flatnonzero(partition.is_present)
+    nodes, processes = np.flatnonzero(partition.is_present), training.processes
     ranks, num_features, is_observed = subspaces.ranks[nodes], training.x.shape[1], training.is_observed
+    before, count = processes.before_and_total(np.array([partition.cell(node).size for node in nodes.tolist()]))
 
-    def moments(node: int) -> tuple[float, np.ndarray, float, int]:
-        rows = sample_of(partition.cell(node), LARGEST_SAMPLE)
+    def moments(number: int) -> tuple[float, np.ndarray, float, int]:
+        node = int(nodes[number])
+        rows = sample_part(partition.cell(node), LARGEST_SAMPLE, before[number], count[number])
         residual, squared = statistics_at_node(training, rows, subspaces, node)
         seen = float(rows.size * num_features if is_observed is None else is_observed[rows].sum())
         return float(residual.sum(dtype=np.float64)), squared.sum(axis=0, dtype=np.float64), seen, rows.size
 
-    off, along, seen, used = (np.asarray(values) for values in zip(*parallel_map(moments, nodes.tolist()), strict=True))
-    count = np.array([rows.size for rows in partition.cells if rows is not None])
+    found = zip(*parallel_map(moments, range(nodes.size)), strict=True)
+    off, along, seen, used = (processes.total(np.asarray(values)) for values in found)
     # sampled rows stand for all rows of their cell
     weight = count / used
     freedom = weight * seen * (1.0 - ranks / num_features)

@@ -7,7 +7,7 @@ import numpy as np
 from geode_jax.learning.evidence import cross_fitted_evidence, judged_rows
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.folds import assign_folds
+from geode_jax.rows.folds import assign_folds, fold_sizes
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, View
 
@@ -40,7 +40,7 @@ class FeatureScales(NamedTuple):
 def middle_cells(partition: Partition) -> Partition:
     """The cells of a middle scale, without a hierarchy: small enough to be nearly flat, large enough to estimate."""
     covering = partition.nodes_at((partition.depth + 1) // 2)
-    return Partition(0, tuple(partition.cells[k] for k in covering))
+    return Partition.among(partition.processes, 0, tuple(partition.cells[k] for k in covering))
 
 
 def learn_feature_scales(
@@ -58,14 +58,15 @@ def learn_feature_scales(
     is above half of the features: residuals off so many directions do not say how noisy a feature is. Filled entries,
     where `is_observed` is False, are ignored.
     """
-    num_rows, num_features = x.shape
-    folds = assign_folds(num_rows, options.num_folds, np.random.default_rng(options.seed))
-    training = Training(x, num_features, folds, is_observed).judging(ENOUGH_ROWS)
+    processes, num_features = cells.processes, x.shape[1]
+    rng = np.random.default_rng(options.seed)
+    folds = processes.own_part(assign_folds(processes.count(x.shape[0]), options.num_folds, rng))
+    training = Training(x, num_features, folds, is_observed, processes=processes).judging(ENOUGH_ROWS)
     largest = min(options.max_rank, max(1, num_features // 2))
     ranks = dict.fromkeys(max(1, largest // part) for part in (1, 4, 16))
     candidates = [np.ones(num_features)]
     candidates += [_scales_off_subspaces(training, cells, rank, options) for rank in ranks]
-    rows = judged_rows(training.own_folds)
+    rows = judged_rows(training.own_folds, processes)
 
     def held_out(scales: np.ndarray) -> FeatureScales:
         scaled = training._replace(x=View(x, scales))
@@ -136,8 +137,9 @@ def _residual_moments(training: Training, cells: Partition, options: SubspaceOpt
             square /= np.maximum(1.0 - np.square(basis, dtype=np.float64).sum(axis=1), SMALLEST_SHARE)
             second += square.sum(axis=0)
             fourth += np.einsum("ij,ij->j", square, square)
+    second, fourth = training.processes.total(second), training.processes.total(fourth)
     if is_observed is None:
-        count = np.full(x.shape[1], float(np.sum(folds >= 0)))
+        count = np.full(x.shape[1], float(fold_sizes(folds, training.processes)[1:].sum()))
     else:
         average, count = second.sum() / is_observed[folds >= 0].sum(), is_observed[folds >= 0].sum(axis=0) + SELDOM
         second, fourth = second + SELDOM * average, fourth + SELDOM * 3.0 * average**2

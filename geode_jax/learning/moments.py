@@ -14,6 +14,7 @@ from geode_jax._runtime.threads import parallel_map
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Parts
+from geode_jax.rows.processes import Processes
 from geode_jax.rows.view import Rows
 
 # Memory for the moments of several scales. Where those of one scale take more, each node reads its own rows.
@@ -68,6 +69,22 @@ def moments_of(x: Rows, rows: np.ndarray) -> Moments:
         found = own if found is None else joined(found, own)
     if found is None:
         return Moments(np.zeros(1, int), np.zeros((1, num_features)), np.zeros((1, num_features, num_features)), 0.0)
+    return found
+
+
+def over_processes(own: Sequence[Moments], processes: Processes) -> list[Moments]:
+    """Moments of everyone's rows, where each process has those of its own; as in :func:`joined` no digits are lost."""
+    if processes.is_alone or not own:
+        return list(own)
+    num_own, means = np.stack([one.num_rows for one in own]), np.stack([one.mean for one in own])
+    num_rows = processes.total(num_own)
+    centres = processes.total(num_own[..., None] * means) / np.maximum(num_rows, 1)[..., None]
+    largest = processes.each(np.array([one.largest for one in own])).max(axis=0)
+    found = []
+    for one, number, centre, most in zip(own, num_rows, centres, largest.tolist(), strict=True):
+        apart = np.sqrt(one.num_rows)[:, None] * (one.mean - centre)
+        scatter = processes.total(one.scatter + apart[:, :, None] * apart[:, None, :])
+        found.append(Moments(number, centre, scatter, most))
     return found
 
 
@@ -129,4 +146,5 @@ class MomentSums:
         cells = [self._partition.cell(node) for node in nodes]
         pieces = [rows[part[rows] == own] for rows in cells for own in range(number)]
         found = parallel_map(lambda rows: moments_of(self._x, rows), pieces)
-        return [_as_parts(found[start : start + number]) for start in range(0, len(found), number)]
+        own = [_as_parts(found[start : start + number]) for start in range(0, len(found), number)]
+        return over_processes(own, self._partition.processes)

@@ -31,7 +31,8 @@ from geode_jax.learning.subspaces import (
 )
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
-from geode_jax.rows.folds import each_fold
+from geode_jax.rows.folds import each_fold, fold_sizes
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows
 
@@ -102,9 +103,10 @@ class Covariances(NamedTuple):
         return [NoiseRoot(axes, deviation, unit) for axes in self.axes]
 
 
-def learn_covariances(x: Rows, folds: np.ndarray) -> Covariances:
+def learn_covariances(x: Rows, folds: np.ndarray, processes: Processes = ALONE) -> Covariances:
     """Covariances of all rows of x, (n, D), and of those without each fold: O(n D^2 + D^3) operations."""
-    rest, *own = (_moments(x, np.flatnonzero(folds == fold)) for fold in range(-1, folds.max() + 1))
+    numbers = range(-1, fold_sizes(folds, processes).size - 1)
+    rest, *own = (_moments(x, np.flatnonzero(folds == fold), processes) for fold in numbers)
     whole = functools.reduce(_Moments.plus, own, rest)
     left = [whole, *(whole.plus(part, -1) for part in own)]
     axes = parallel_map(_principal_axes, left)
@@ -114,13 +116,14 @@ def learn_covariances(x: Rows, folds: np.ndarray) -> Covariances:
     return Covariances(axes, variance)
 
 
-def _moments(x: Rows, rows: np.ndarray) -> _Moments:
+def _moments(x: Rows, rows: np.ndarray, processes: Processes) -> _Moments:
     total, products = np.zeros(x.shape[1]), np.zeros((x.shape[1], x.shape[1]))
     for block in slices(rows.size, x.shape[1]):
         values = x[rows[block]].astype(np.float64)
         total += values.sum(axis=0)
         products += values.T @ values
-    return _Moments(float(rows.size), total, products)
+    size = int(processes.total(np.array([rows.size]))[0])
+    return _Moments(float(size), processes.total(total), processes.total(products))
 
 
 def _principal_axes(moments: _Moments) -> np.ndarray:
@@ -139,7 +142,8 @@ def learn_whitened_subspaces(
 
     For the dictionary without a fold, rows are whitened by the root without that fold.
     """
-    holdouts = each_fold(folds)
+    processes = trees[0][0].processes
+    holdouts = each_fold(folds, processes)
     found = [
         empty_subspaces(len(holdouts), len(partition.cells), x.shape[1], options.max_rank, x.dtype)
         for partition, options in trees
@@ -157,9 +161,10 @@ def learn_whitened_subspaces(
     for number, root in enumerate(roots):
         on_share(number / len(holdouts))
         _multiply(x, root.whitening, out=whitened)
-        shared = learn_root(whitened, trees[0][1], folds, [holdouts[number]])
+        shared = learn_root(whitened, trees[0][1], folds, [holdouts[number]], processes)
         # whole trees side by side: the few cells of a tree's first scales would leave cores idle
-        parallel_map(functools.partial(learn, number=number, shared=shared), range(len(trees)))
+        learn_tree = functools.partial(learn, number=number, shared=shared)
+        parallel_map(learn_tree, range(len(trees)), in_order=not processes.is_alone)
     return [with_common_ranks(*arrays, own) for arrays, own in zip(found, ranks, strict=True)]
 
 
@@ -216,7 +221,7 @@ def _residuals_along_axes(
             basis = found.bases[0, node]
             square += np.square((centred - (centred @ basis) @ basis.T) @ root.axes).sum(axis=0)
             share += inside.size * np.maximum(1.0 - np.square(root.axes.T @ basis).sum(axis=1), 0.0)
-    return square, share
+    return cells.processes.total(square), cells.processes.total(share)
 
 
 class NoiseTrial(NamedTuple):
@@ -240,14 +245,15 @@ def try_noise_covariance(
     noise. `without`: log likelihood of the rows under the tree's dictionary with isotropic noise.
     """
     x, folds, num_features = training.x, training.own_folds, training.num_features
-    covariances = learn_covariances(x, folds)
+    covariances = learn_covariances(x, folds, training.processes)
     rank = min(options.max_rank, max(1, num_features // 2))
     in_middle = SubspaceOptions(rank, options.seed)
     deviation = deviation_off_subspaces(x, covariances, middle_cells(partition), in_middle, folds)
     roots = covariances.roots(deviation)
     (found,) = learn_whitened_subspaces(x, roots, [(partition, options)], folds)
-    rows = judged_rows(folds)
-    judged = Training(whiten(x[rows], roots, folds[rows]), num_features, folds[rows])
+    rows = judged_rows(folds, training.processes)
+    judged = Training(whiten(x[rows], roots, folds[rows]), num_features, folds[rows], processes=training.processes)
+    judged = judged.taken(np.arange(rows.size))
     evidence = evidence_of(judged, rows, partition, found)
     gain = evidence.log_likelihood() - num_features * np.log(roots[0].unit) - without
     return NoiseTrial(covariances, deviation, evidence, Gain.of(gain))

@@ -21,7 +21,8 @@ from geode_jax.learning.subspaces import (
 )
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
-from geode_jax.rows.folds import Holdout, each_fold, kept_rows
+from geode_jax.rows.folds import Holdout, each_fold, fold_sizes, kept_rows
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows
 
@@ -41,19 +42,27 @@ class Span(NamedTuple):
 
 
 def learn_span(
-    x: Rows, folds: np.ndarray | None, seed: int, holdouts: list[Holdout] | None = None, max_rank: int = LARGEST_SPAN
+    x: Rows,
+    folds: np.ndarray | None,
+    seed: int,
+    holdouts: list[Holdout] | None = None,
+    max_rank: int = LARGEST_SPAN,
+    processes: Processes = ALONE,
 ) -> Span:
     """The leading directions of the whole data: `max_rank` of them, or fewer if there are not as many."""
-    num_rows = x.shape[0] if folds is None else x.shape[0] - int(np.bincount(folds[folds >= 0]).max())
+    num_rows = processes.count(x.shape[0])
+    if folds is not None:
+        num_rows -= int(fold_sizes(folds, processes)[1:].max())
     options = SubspaceOptions(min(max_rank, x.shape[1], num_rows - 1), seed)
-    found = learn_subspaces(x, Partition(0, (np.arange(x.shape[0]),)), options, folds, holdouts)
+    whole = Partition.among(processes, 0, (np.arange(x.shape[0]),))
+    found = learn_subspaces(x, whole, options, folds, holdouts)
     return Span(found.centres[:, 0], found.bases[:, 0, :, : found.ranks[0]])
 
 
 def learn_whole_span(training: Training, seed: int, max_rank: int = LARGEST_SPAN) -> Span:
     """:func:`learn_span` of rows that may have been filled."""
-    folds = training.folds
-    parts = [learn_span(x, folds, seed, some, max_rank) for x, some in training.each(each_fold(folds))]
+    folds, processes = training.folds, training.processes
+    parts = [learn_span(x, folds, seed, some, max_rank, processes) for x, some in training.each(training.holdouts)]
     rank = min(part.bases.shape[2] for part in parts)
     return Span(*(np.concatenate(leaves) for leaves in zip(*(part.leading(rank) for part in parts), strict=True)))
 
@@ -62,13 +71,15 @@ def span_rank(training: Training, span: Span) -> int:
     """Rank at which probabilistic PCA, fitted without each fold, describes that fold best; at least 1."""
     x, folds, num_features = training.x, training.own_folds, training.num_features
     ranks = np.arange(1, min(span.bases.shape[2], num_features - 1) + 1)
-    cost = np.zeros(ranks.size)
+    cost, num_out = np.zeros(ranks.size), fold_sizes(folds, training.processes)[1:]
     for fold in range(span.centres.shape[0] - 1):
         is_out = folds == fold
         inside, total_inside = _mean_squares(
-            training.without_fold(fold), ~is_out, span.centres[1 + fold], span.bases[1 + fold]
+            training.without_fold(fold), ~is_out, span.centres[1 + fold], span.bases[1 + fold], training.processes
         )
-        outside, total_outside = _mean_squares(x, is_out, span.centres[1 + fold], span.bases[1 + fold])
+        outside, total_outside = _mean_squares(
+            x, is_out, span.centres[1 + fold], span.bases[1 + fold], training.processes
+        )
         # a few rows lie entirely in the span of as many directions: their residual is rounding error
         rounding = max(np.finfo(x.dtype).eps * total_inside, np.finfo(x.dtype).tiny)
         noise = np.maximum(total_inside - np.cumsum(inside)[ranks - 1], rounding) / (num_features - ranks)
@@ -77,18 +88,21 @@ def span_rank(training: Training, span: Span) -> int:
             variance = np.maximum(inside[:rank], noise[index])
             fit = np.log(variance).sum() + np.sum(outside[:rank] / variance)
             fit += (num_features - rank) * np.log(noise[index]) + left[index] / noise[index]
-            cost[index] += is_out.sum() * fit
+            cost[index] += num_out[fold] * fit
     return int(ranks[np.argmin(cost)])
 
 
-def _mean_squares(x: Rows, is_used: np.ndarray, centre: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, float]:
+def _mean_squares(
+    x: Rows, is_used: np.ndarray, centre: np.ndarray, basis: np.ndarray, processes: Processes
+) -> tuple[np.ndarray, float]:
     """Mean squared coordinates, (r,), and mean squared norm of the used rows, about the centre."""
     squares, total, count = np.zeros(basis.shape[1]), 0.0, int(is_used.sum())
     for rows in slices(*x.shape):
         centred = x[rows][is_used[rows]] - centre
         squares += np.square(centred @ basis, dtype=np.float64).sum(axis=0)
         total += float(np.square(centred, dtype=np.float64).sum())
-    return squares / count, total / count
+    *sums, number = processes.total(np.array([*squares, total, count]))
+    return np.array(sums[:-1]) / number, float(sums[-1] / number)
 
 
 def _coordinates(x: Rows, centre: np.ndarray, basis: np.ndarray) -> np.ndarray:
@@ -108,7 +122,8 @@ def learn_subspaces_in_span(
 
     `holdouts` are those of the span's entries.
     """
-    holdouts = each_fold(folds) if holdouts is None else holdouts
+    processes = partition.processes
+    holdouts = each_fold(folds, processes) if holdouts is None else holdouts
     num_holdouts, num_features, rank = span.bases.shape
     num_nodes, num_directions = len(partition.cells), min(options.max_rank, rank)
     options = options._replace(max_rank=num_directions)
@@ -118,8 +133,11 @@ def learn_subspaces_in_span(
     for number, (centre, basis, holdout) in enumerate(zip(span.centres, span.bases, holdouts, strict=True)):
         coordinates = _coordinates(x, centre, basis)
         cells = tuple(None if rows is None else rows[kept_rows(rows, folds, [holdout])[0]] for rows in partition.cells)
-        cells = tuple(_at_least_one(rows, whole) for rows, whole in zip(cells, partition.cells, strict=True))
-        found = learn_subspaces(coordinates, Partition(partition.depth, cells), options, None)
+        sizes = processes.total(np.array([0 if rows is None else rows.size for rows in cells]))
+        # a cell that the holdout leaves without rows gets a centre, of all its rows, but no directions
+        pairs = zip(sizes.tolist(), cells, partition.cells, strict=True)
+        cells = tuple(whole if size == 0 else rows for size, rows, whole in pairs)
+        found = learn_subspaces(coordinates, Partition.among(processes, partition.depth, cells), options, None)
         present = np.flatnonzero(partition.is_present)
         centres[number, present] = centre + found.centres[0, present] @ basis.T
         for node in present:  # all at once would take a copy of the largest array
@@ -130,15 +148,10 @@ def learn_subspaces_in_span(
     return Subspaces(centres, bases, smallest)
 
 
-def _at_least_one(rows: np.ndarray | None, whole: np.ndarray | None) -> np.ndarray | None:
-    """The rows of a cell, or all of them if the holdout leaves none; such a cell gets a centre but no directions."""
-    return whole if rows is not None and rows.size == 0 else rows
-
-
 def learn_roots(training: Training, options: SubspaceOptions) -> list[Cell]:
     """What all trees have as their root, of all rows and without each fold."""
-    folds = training.folds
-    return [cell for x, some in training.each(each_fold(folds)) for cell in learn_root(x, options, folds, some)]
+    pairs = training.each(training.holdouts)
+    return [cell for x, some in pairs for cell in learn_root(x, options, training.folds, some, training.processes)]
 
 
 def learn_dictionaries(
@@ -153,7 +166,7 @@ def learn_dictionaries(
     `roots`: those of :func:`learn_roots`, for several trees; not used within a span.
     """
     parts, done, folds = [], 0, training.folds
-    for x, some in training.each(each_fold(folds)):
+    for x, some in training.each(training.holdouts):
         if span is None:
             own_roots = None if roots is None else roots[done : done + len(some)]
             found = learn_subspaces(x, partition, options, folds, some, root=own_roots)

@@ -19,11 +19,14 @@ from geode_jax.learning.moments import MomentSums
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, Parts, each_fold, kept_rows
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.view import Rows
 
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
 # randomised SVD (and one matrix serves all folds).
 EXACT_MAX_SIDE = 1500
+# Of the randomised SVD of rows in several processes: vectors beyond the directions, and products with the scatter.
+NUM_MORE, NUM_POWERS = 10, 5
 
 
 class SubspaceOptions(NamedTuple):
@@ -88,23 +91,25 @@ LearnCell: TypeAlias = Callable[[int, Spectrum], Cell]
 
 
 def learn_root(
-    x: Rows, options: SubspaceOptions, folds: np.ndarray | None, holdouts: list[Holdout] | None = None
+    x: Rows,
+    options: SubspaceOptions,
+    folds: np.ndarray | None,
+    holdouts: list[Holdout] | None = None,
+    processes: Processes = ALONE,
 ) -> list[Cell]:
     """The centre of all rows and their covariance's leading directions, under each of the holdouts.
 
     Every tree has this root, and with many features it takes longer than any other cell: trees can share it.
     """
-    holdouts = each_fold(folds) if holdouts is None else holdouts
-    rows = np.arange(x.shape[0])
-    kept = kept_rows(rows, folds, holdouts)
-    fewest = min(int(mask.sum()) for mask in kept)
+    holdouts = each_fold(folds, processes) if holdouts is None else holdouts
+    whole = Partition.among(processes, 0, (np.arange(x.shape[0]),))
     nothing = Spectrum(np.zeros((x.shape[1], 0), x.dtype), np.zeros(0))
+    cells = _Cells(x, whole, folds, holdouts, options.seed, [0])
+    fewest = int(cells.num_kept[0].min())
     if fewest < 2:
-        return [(centre, nothing) for centre in _centres_with_fallback(x[rows], kept)]
-    rank = min(options.max_rank, x.shape[1], fewest - 1)
-    cells = _Cells(x, Partition(0, (rows,)), folds, holdouts, options.seed, [0])
-    learn_cell = cells.learner(0, kept, rank)
-    return parallel_map(lambda out: learn_cell(out, nothing), range(len(kept)))
+        return [(centre, nothing) for centre in cells.centres(0)]
+    learn_cell = cells.learner(0, min(options.max_rank, x.shape[1], fewest - 1))
+    return parallel_map(lambda out: learn_cell(out, nothing), range(len(holdouts)), in_order=not processes.is_alone)
 
 
 def learn_subspaces(
@@ -122,7 +127,8 @@ def learn_subspaces(
     rows' covariance and P its parent's. `out`: zeros to write centres and bases to, for callers that learn one holdout
     at a time. `root`: that of :func:`learn_root`, for several trees of the same rows.
     """
-    holdouts = each_fold(folds) if holdouts is None else holdouts
+    processes = partition.processes
+    holdouts = each_fold(folds, processes) if holdouts is None else holdouts
     max_rank, seed, parent_rows = options
     num_holdouts = len(holdouts)
     num_nodes, num_features = len(partition.cells), x.shape[1]
@@ -137,12 +143,11 @@ def learn_subspaces(
     cells = _Cells(x, partition, folds, holdouts, seed, learned.tolist())
 
     def learn(node: int) -> None:
-        rows = partition.cell(node)
-        kept = kept_rows(rows, folds, holdouts)
-        fewest = min(int(mask.sum()) for mask in kept)
+        num_kept = cells.num_kept[node]
+        fewest = int(num_kept.min())
         if fewest < 2:
             # One fold has (almost) the whole cell: without it there is nothing to learn directions from.
-            centres[:, node] = _centres_with_fallback(x[rows], kept)
+            centres[:, node] = cells.centres(node)
             return
         parent = (node - 1) // 2
         inherited = int(ranks[parent]) if parent_rows > 0.0 and node > 0 else 0
@@ -152,25 +157,26 @@ def learn_subspaces(
         ]
         spanned[node] = spanned[parent] if inherited else fewest - 1
         most = int(min(max_rank, num_features, fewest - 1 + inherited, spanned[node]))
-        learn_cell = _given(root) if root is not None and node == 0 else cells.learner(node, kept, most)
+        learn_cell = _given(root) if root is not None and node == 0 else cells.learner(node, most)
 
         def learn_without(out: int) -> int:
             centre, scatter = learn_cell(out, prior[out])
             rank = scatter.variances.size
             centres[out, node] = centre
             bases[out, node, :, :rank] = scatter.directions
-            weight = kept[out].sum() + (parent_rows if inherited else 0.0)
+            weight = num_kept[out] + (parent_rows if inherited else 0.0)
             variances[out, node, :rank] = scatter.variances / weight
             return rank
 
-        found = parallel_map(learn_without, range(num_holdouts))
+        found = parallel_map(learn_without, range(num_holdouts), in_order=not processes.is_alone)
         rank = ranks[node] = min(found)
         if rank < max(found):
             bases[:, node, :, rank:], variances[:, node, rank:] = 0.0, 0.0
 
     for scale, nodes in enumerate(np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1))):
         cells.reach(scale)
-        parallel_map(learn, nodes.tolist())  # parents first; the cells of a scale do not depend on each other
+        # parents first; the cells of a scale do not depend on each other
+        parallel_map(learn, nodes.tolist(), in_order=not processes.is_alone)
     return Subspaces(centres, bases, ranks)
 
 
@@ -178,12 +184,11 @@ def _given(root: list[Cell]) -> LearnCell:
     return lambda out, prior: root[out]
 
 
-def _centres_with_fallback(cell: np.ndarray, kept: list[np.ndarray]) -> np.ndarray:
-    return np.stack([cell[mask].mean(axis=0) if mask.any() else cell.mean(axis=0) for mask in kept])
-
-
 class _Cells:
-    """Learns the cells of a tree, each in the way that suits its shape: `nodes`, each once, parents first."""
+    """Learns the cells of a tree, each in the way that suits its shape: `nodes`, each once, parents first.
+
+    `num_kept`, (K, H): how many rows of a cell each holdout keeps.
+    """
 
     def __init__(
         self,
@@ -194,38 +199,64 @@ class _Cells:
         seed: int,
         nodes: list[int],
     ) -> None:
-        self._x, self._partition, self._seed = x, partition, seed
-        self._parts = Parts.of(x.shape[0], folds, holdouts)
+        self._x, self._partition, self._seed, self._folds, self._holdouts = x, partition, seed, folds, holdouts
+        self._processes = partition.processes
+        self._parts = Parts.of(x.shape[0], folds, holdouts, self._processes)
+        own = np.zeros((len(partition.cells), len(holdouts)), dtype=int)
+        for node in np.flatnonzero(partition.is_present).tolist():
+            part = self._parts.of_row[partition.cell(node)]
+            in_part = np.bincount(part[part >= 0], minlength=self._parts.number)
+            own[node] = self._parts.is_kept @ in_part
+        self.num_kept = self._processes.total(own)
         self._sums = MomentSums(x, partition, self._parts, [node for node in nodes if self._is_by_moments(node)])
 
     def _is_by_moments(self, node: int) -> bool:
-        return self._x.shape[1] <= min(self._partition.cell(node).size, EXACT_MAX_SIDE)
+        return self._x.shape[1] <= min(self._partition.size(node), EXACT_MAX_SIDE)
+
+    def _kept(self, node: int) -> list[np.ndarray]:
+        """The mask of the cell's rows under every holdout."""
+        return kept_rows(self._partition.cell(node), self._folds, self._holdouts)
 
     def reach(self, scale: int) -> None:
         """To be called before the cells of a scale are learned."""
         self._sums.reach(scale)
 
-    def learner(self, node: int, kept: list[np.ndarray], rank: int) -> LearnCell:
+    def centres(self, node: int) -> np.ndarray:
+        """The mean of the cell's rows under every holdout, (H, D); that of all of them where a holdout leaves none."""
+        cell, num_rows = self._x[self._partition.cell(node)], self._partition.size(node)
+        if self._processes.is_alone:
+            return np.stack([cell[mask].mean(axis=0) if mask.any() else cell.mean(axis=0) for mask in self._kept(node)])
+        sums = [cell[mask].sum(axis=0, dtype=np.float64) for mask in self._kept(node)]
+        total = self._processes.total(np.stack([*sums, cell.sum(axis=0, dtype=np.float64)]))
+        count = self.num_kept[node][:, None]
+        return np.where(count > 0, total[:-1] / np.maximum(count, 1), total[-1] / num_rows)
+
+    def learner(self, node: int, rank: int) -> LearnCell:
         """A function that finds a cell's centre and at most `rank` leading directions, for a holdout and a prior.
 
-        `kept`: the mask of the cell's rows under every holdout. It is called for one holdout at a time, so that results
-        need not all be held.
+        It is called for one holdout at a time, so that results need not all be held.
         """
-        x, rows = self._x, self._partition.cell(node)
+        x, rows, size = self._x, self._partition.cell(node), self._partition.size(node)
         if self._is_by_moments(node):
             sums = self._sums.take(node)
-            tolerance = _Tolerance.of(x, rows.size, sums.largest)
+            tolerance = _Tolerance.of(x, size, sums.largest)
 
             def learn(out: int, prior: Spectrum) -> Cell:
                 mean, scatter = sums.kept(self._parts.is_kept[out])
                 return mean, _leading(scatter, prior, rank, tolerance)
 
             return learn
-        by_mask = (
-            functools.partial(_randomised, x, rows, rank, self._seed + node)
-            if min(rows.size, x.shape[1]) > EXACT_MAX_SIDE
-            else _by_gram(x, rows, rank)
-        )
+        kept, seed, join = self._kept(node), self._seed + node, self._processes.joined
+        by_mask: Callable[[np.ndarray, Spectrum], Cell]
+        if min(size, x.shape[1]) > EXACT_MAX_SIDE:
+            if self._processes.is_alone:
+                by_mask = functools.partial(_randomised, x, rows, rank, seed)
+            else:
+                by_mask = functools.partial(_randomised_over_processes, x, rows, rank, seed, self._processes)
+        elif self._processes.is_alone:
+            by_mask = _by_gram(x, rows, rank)
+        else:  # so few rows that every process can hold them
+            by_mask, kept = _by_gram(join(x[rows]), np.arange(size), rank), [join(mask) for mask in kept]
         return lambda out, prior: by_mask(kept[out], prior)
 
 
@@ -245,6 +276,34 @@ def _randomised(
     _, singular, right = randomized_svd(stacked, rank, n_iter=4, random_state=seed)
     useful = singular > tolerance(singular[0])
     return centre, Spectrum(right[useful].T, np.square(singular[useful], dtype=np.float64))
+
+
+def _randomised_over_processes(
+    x: Rows, rows: np.ndarray, rank: int, seed: int, processes: Processes, mask: np.ndarray, prior: Spectrum
+) -> tuple[np.ndarray, Spectrum]:
+    """:func:`_randomised` of rows of several processes: they exchange products with as many vectors as directions.
+
+    A range finder for the scatter (Halko, Martinsson & Tropp 2011, algorithm 4.4), which is never made.
+    """
+    cell = rows[mask]
+    counts = processes.total(np.array([cell.size]))
+    sums = sum((block.sum(axis=0, dtype=np.float64) for block in _blocks(x, cell)), np.zeros(x.shape[1]))
+    centre = processes.total(sums) / counts[0]
+    tolerance = _Tolerance.of(x, int(counts[0]), float(processes.each(np.array(_largest(_blocks(x, cell)))).max()))
+
+    def scatter_times(vectors: np.ndarray) -> np.ndarray:
+        found = np.zeros(vectors.shape)
+        for block in _blocks(x, cell):
+            centred = block - centre
+            found += centred.T @ (centred @ vectors)
+        return processes.total(found) + _as_columns(prior) @ (_as_columns(prior).T @ vectors)
+
+    num_vectors = min(rank + NUM_MORE, x.shape[1])
+    vectors = np.random.default_rng(seed).normal(size=(x.shape[1], num_vectors))
+    for _ in range(NUM_POWERS):
+        vectors = linalg.qr(scatter_times(vectors), mode="economic")[0]
+    found = _leading(vectors.T @ scatter_times(vectors), Spectrum(np.zeros((0, 0)), np.zeros(0)), rank, tolerance)
+    return centre, Spectrum((vectors @ found.directions).astype(x.dtype), found.variances)
 
 
 def _leading(scatter: np.ndarray, prior: Spectrum, rank: int, tolerance: "_Tolerance") -> Spectrum:

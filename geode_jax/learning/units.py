@@ -15,6 +15,7 @@ from geode_jax.learning.first_fill import fill_low_rank
 from geode_jax.partition.metis import Partition, TreeOptions, default_depth, partition_rows
 from geode_jax.partition.neighbours import neighbour_graph
 from geode_jax.rows.blocks import slices
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.view import Rows, View, as_array
 
 # Numbers of rows and features that are enough to decide between the two answers.
@@ -43,6 +44,7 @@ def choose_units(
     tree: TreeOptions,
     max_rank: int,
     seed: int,
+    processes: Processes = ALONE,
 ) -> UnitsTrial:
     """Divisors of the features of x, (n, D) with NaN where missing, column means near 0: all 1, or their deviations.
 
@@ -52,13 +54,13 @@ def choose_units(
     feature has its own unit, and only observed entries count.
     """
     ones = np.ones(x.shape[1])
-    deviations, num_constant = _deviations(x)
+    deviations, num_constant = _deviations(x, processes)
     if deviations.max() < SMALL_RATIO * deviations.min():
         return UnitsTrial(ones, None, num_constant)
     rng = np.random.default_rng(seed)
     features = np.sort(rng.permutation(x.shape[1])[:MOST_FEATURES])
-    rows = np.sort(rng.permutation(x.shape[0])[:LARGEST_SAMPLE])
-    sample = x[np.ix_(rows, features)]
+    rows = np.sort(rng.permutation(processes.count(x.shape[0]))[:LARGEST_SAMPLE])
+    sample = processes.joined(x[np.ix_(processes.own(rows), features)])
     sample = sample[~np.isnan(sample).all(axis=1)]
     is_observed = ~np.isnan(sample)
     num_rows = sample.shape[0]
@@ -81,7 +83,7 @@ def choose_units(
     return UnitsTrial(deviations if is_taken else ones, gain, num_constant)
 
 
-def _deviations(x: Rows) -> tuple[np.ndarray, int]:
+def _deviations(x: Rows, processes: Processes) -> tuple[np.ndarray, int]:
     """The scale of each feature's deviations from its mean, ``sqrt(E x^4 / (3 E x^2))``, and how many never vary.
 
     For a Gaussian it is the standard deviation. A pixel that is dark in all but a few rows has a small standard
@@ -93,6 +95,7 @@ def _deviations(x: Rows) -> tuple[np.ndarray, int]:
         square = np.square(x[rows].astype(np.float64))
         second += np.nansum(square, axis=0)
         fourth += np.nansum(np.square(square), axis=0)
+    second, fourth = processes.total(second), processes.total(fourth)
     varies = second > 0.0  # a column's own affair: how much others vary says nothing of it
     deviations = np.sqrt(fourth / np.where(varies, 3.0 * second, 1.0))
     deviations[~varies] = np.exp(np.log(deviations[varies]).mean())

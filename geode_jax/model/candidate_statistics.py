@@ -15,7 +15,7 @@ import numpy as np
 from geode_jax._typing import Array, Bool, Float, Int, Shaped
 from geode_jax.math.lowrank import HIGHEST
 from geode_jax.model.on_host import on_host
-from geode_jax.model.statistics import ROW_BLOCKS, Statistics
+from geode_jax.model.statistics import ROW_BLOCKS, Statistics, has_row, row_at
 
 # Pairs per block: enough for a vectorised product, few enough that the last block of a node wastes little.
 BLOCK = 32
@@ -29,7 +29,7 @@ class CandidateStatistics(eqx.Module):
     `residual`, `squared`: of P pairs in each of R shards of rows, as (E, Z2) in :class:`Statistics`. `block_node`: the
     node of a block of pairs, K where it is empty. `node`: candidates, ascending; K at places without a row or node.
     `position`: the position of a pair in its shard. `num_rows`: places beyond it hold no rows.
-    `row_blocks`: as in :class:`Statistics`.
+    `shard_rows`, `row_blocks`: as in :class:`Statistics`.
     """
 
     residual: Float[Array, "*batch R P"]
@@ -38,12 +38,18 @@ class CandidateStatistics(eqx.Module):
     node: Int[Array, "*batch M n"]
     position: Int[Array, "*batch M n"]
     num_rows: Int[Array, "*batch"]
+    shard_rows: Int[Array, "*batch R"] | None = None
     row_blocks: int = eqx.field(static=True, default=ROW_BLOCKS)
 
     @property
     def is_row(self) -> Bool[Array, "*batch n"]:
         """Which places hold rows."""
-        return jnp.arange(self.node.shape[-1]) < self.num_rows[..., None]
+        return has_row(self.node.shape[-1], self.num_rows, self.shard_rows)
+
+    @property
+    def row(self) -> Int[Array, "*batch n"] | None:
+        """The number of the row at each place, where that is not the place's own."""
+        return row_at(self.node.shape[-1], self.shard_rows)
 
     def scores(
         self, constant: Float[Array, "K"], half_precision: Float[Array, "K"], u: Float[Array, "K d"]

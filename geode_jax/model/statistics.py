@@ -32,18 +32,25 @@ class Statistics(eqx.Module):
 
     Only the first `num_rows` places hold rows, the others are padding: so data of nearly the same size share compiled
     programs, and classes of different size are sampled by one program. `row_blocks`: rows are summed in so many blocks,
-    or in as many as divide both that number and the number of places.
+    or in as many as divide both that number and the number of places. `shard_rows`: where processes bring their own
+    rows, how many of each of R devices' places hold rows, the first ones; None where the first `num_rows` of all do.
     """
 
     residual: Float[Array, "*batch K n"]
     squared: Float[Array, "*batch K n d"]
     num_rows: Int[Array, "*batch"]
+    shard_rows: Int[Array, "*batch R"] | None = None
     row_blocks: int = eqx.field(static=True, default=ROW_BLOCKS)
 
     @property
     def is_row(self) -> Bool[Array, "*batch n"]:
         """Which places hold rows."""
-        return jnp.arange(self.residual.shape[-1]) < self.num_rows[..., None]
+        return has_row(self.residual.shape[-1], self.num_rows, self.shard_rows)
+
+    @property
+    def row(self) -> Int[Array, "*batch n"] | None:
+        """The number of the row at each place, where that is not the place's own."""
+        return row_at(self.residual.shape[-1], self.shard_rows)
 
     def scores(
         self, constant: Float[Array, "K"], half_precision: Float[Array, "K"], u: Float[Array, "K d"]
@@ -64,6 +71,25 @@ class Statistics(eqx.Module):
         """(E, Z2) of every row at its node; undefined where that is K."""
         residual = jnp.take_along_axis(self.residual, node[None], axis=0, mode="clip")[0]
         return residual, jnp.take_along_axis(self.squared, node[None, :, None], axis=0, mode="clip")[0]
+
+
+def has_row(
+    num_places: int, num_rows: Int[Array, "*batch"], shard_rows: Int[Array, "*batch R"] | None
+) -> Bool[Array, "*batch n"]:
+    """Which places hold rows: the first ones of all, or of every shard."""
+    if shard_rows is None:
+        return jnp.arange(num_places) < num_rows[..., None]
+    size = num_places // shard_rows.shape[-1]
+    return (jnp.arange(size) < shard_rows[..., None]).reshape(*shard_rows.shape[:-1], num_places)
+
+
+def row_at(num_places: int, shard_rows: Int[Array, "*batch R"] | None) -> Int[Array, "*batch n"] | None:
+    """The number of the row at each place; of places without a row it means nothing."""
+    if shard_rows is None:
+        return None
+    size = num_places // shard_rows.shape[-1]
+    before = jnp.cumsum(shard_rows, axis=-1) - shard_rows
+    return (before[..., None] + jnp.arange(size)).reshape(*shard_rows.shape[:-1], num_places)
 
 
 def padded_size(num_rows: int) -> int:

@@ -15,6 +15,7 @@ from scipy.sparse import csgraph
 
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.rows.blocks import slices
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.view import Rows
 
 
@@ -29,11 +30,20 @@ class TreeOptions(NamedTuple):
 class Partition(NamedTuple):
     """A complete binary tree in heap order: ``cells[k]`` are the rows of node k, ascending, None if k is absent.
 
-    A present node has both children or none; the children's rows are a partition of the node's.
+    A present node has both children or none; the children's rows are a partition of the node's. Where the rows are
+    divided among processes, cells have the rows of this one, and `sizes`, (K,), are the numbers of everyone's rows.
     """
 
     depth: int
     cells: tuple[np.ndarray | None, ...]
+    processes: Processes = ALONE
+    sizes: np.ndarray | None = None
+
+    @classmethod
+    def among(cls, processes: Processes, depth: int, cells: tuple[np.ndarray | None, ...]) -> "Partition":
+        """The partition of everyone's rows, of which this process has those in `cells`."""
+        sizes = np.array([0 if rows is None else rows.size for rows in cells])
+        return cls(depth, cells, processes, processes.total(sizes))
 
     def cell(self, node: int) -> np.ndarray:
         """Rows of a present node."""
@@ -41,6 +51,18 @@ class Partition(NamedTuple):
         if rows is None:
             raise ValueError(f"node {node} is absent")
         return rows
+
+    def divided(self, processes: Processes) -> "Partition":
+        """The same partition, of all rows, with this process's rows in the cells."""
+        if processes.is_alone:
+            return self
+        sizes = np.array([0 if rows is None else rows.size for rows in self.cells])
+        cells = (None if rows is None else processes.own(rows) for rows in self.cells)
+        return Partition(self.depth, tuple(cells), processes, sizes)
+
+    def size(self, node: int) -> int:
+        """Number of rows of a present node, those of other processes included."""
+        return self.cell(node).size if self.sizes is None else int(self.sizes[node])
 
     @property
     def is_present(self) -> np.ndarray:
@@ -82,33 +104,40 @@ def partition_rows(x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_
     return Partition(depth, tuple(cells))
 
 
-def route_rows(x: Rows, partition: Partition, known: np.ndarray, min_cell_size: int) -> Partition:
-    """Extend a partition of the rows `known` (ascending indices) to all rows of `x` (n, D), which is read once.
+def route_rows(
+    x: Rows, sample: np.ndarray, partition: Partition, known: np.ndarray, min_cell_size: int, processes: Processes
+) -> Partition:
+    """Extend the partition of a `sample` (m, D) to all rows, of which this process's, `x` (n, D), are read once.
 
-    The known rows keep their cells; the others go to the child whose centre is nearer, from the root down. A cell is a
-    leaf if a child would have fewer than `min_cell_size` rows.
+    `known`, (m,): the places of the sample among everyone's rows, ascending. These keep their cells; the others go to
+    the child whose centre is nearer, from the root down. A cell is a leaf if a child would have fewer than
+    `min_cell_size` rows.
     """
+    depth = partition.depth
+    path = _paths(x, sample, partition)
+    is_own = np.isin(known, processes.own(known) + (0 if processes.is_alone else processes.start))
+    path[processes.own(known)] = partition.leaf_order()[is_own]
+    at_leaf = processes.total(np.bincount(path, minlength=2**depth))
+    sizes = np.concatenate([at_leaf.reshape(2**scale, -1).sum(axis=1) for scale in range(depth + 1)])
     cells: list[np.ndarray | None] = [None] * len(partition.cells)
     cells[0] = np.arange(x.shape[0])
-    path = _paths(x, partition, known)
-    for node in range(2**partition.depth - 1):
-        rows = cells[node]
-        if rows is None or partition.cells[2 * node + 1] is None:
+    for node in range(2**depth - 1):
+        rows, children = cells[node], [2 * node + 1, 2 * node + 2]
+        if rows is None or partition.cells[children[0]] is None:
             continue
-        further = partition.depth - (node + 1).bit_length()  # turns after this one
-        is_right = (path[rows] >> further) & 1 == 1
-        if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:
-            cells[2 * node + 1], cells[2 * node + 2] = rows[~is_right], rows[is_right]
-    return Partition(partition.depth, tuple(cells))
+        if sizes[children].min() >= min_cell_size:
+            further = depth - (node + 1).bit_length()  # turns after this one
+            is_right = (path[rows] >> further) & 1 == 1
+            cells[children[0]], cells[children[1]] = rows[~is_right], rows[is_right]
+    return Partition(depth, tuple(cells), processes, sizes)
 
 
-def _paths(x: Rows, partition: Partition, known: np.ndarray) -> np.ndarray:
+def _paths(x: Rows, sample: np.ndarray, partition: Partition) -> np.ndarray:
     """The position of every row's leaf, as in `leaf_order`, (n,): its bits are the turns from the root down."""
     present = partition.is_present
     splits = np.array([node for node in range(2**partition.depth - 1) if present[2 * node + 1]], dtype=int)
     column = np.full(present.size, splits.size)  # the last one where there is no split: rows stay left
     column[splits] = np.arange(splits.size)
-    sample = x[known]
 
     def centres(nodes: np.ndarray) -> np.ndarray:
         means = [sample[partition.cell(node)].mean(axis=0, dtype=np.float64) for node in nodes.tolist()]
@@ -126,7 +155,6 @@ def _paths(x: Rows, partition: Partition, known: np.ndarray) -> np.ndarray:
             own[:] = 2 * own + is_right[row, column[2**scale - 1 + own]]
 
     parallel_map(route, slices(x.shape[0], x.shape[1] + splits.size))
-    path[known] = partition.leaf_order()
     return path
 
 

@@ -7,6 +7,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from geode_jax.rows.processes import ALONE, Processes
+
 Holdout: TypeAlias = tuple[int, ...]
 
 
@@ -15,19 +17,25 @@ def assign_folds(num_rows: int, num_folds: int, rng: np.random.Generator) -> np.
     return rng.permutation(np.arange(num_rows) % min(num_folds, num_rows))
 
 
-def judging_folds(folds: np.ndarray, enough: int) -> np.ndarray:
+def fold_sizes(folds: np.ndarray, processes: Processes = ALONE) -> np.ndarray:
+    """How many rows are in no fold, and in each fold, (1 + num_folds,), those of other processes included."""
+    num_folds = int(processes.each(folds.max(initial=-1)).max()) + 1
+    return processes.total(np.bincount(1 + folds, minlength=1 + num_folds))
+
+
+def judging_folds(folds: np.ndarray, enough: int, processes: Processes = ALONE) -> np.ndarray:
     """The first folds that together have `enough` rows, (n,); rows of the other folds get -1.
 
     For choices, which need not be judged on all rows: no dictionary then has to be learned without the other folds.
     """
-    sizes = np.cumsum(np.bincount(folds))
+    sizes = np.cumsum(fold_sizes(folds, processes)[1:])
     num_used = 1 + int(np.searchsorted(sizes, min(enough, sizes[-1])))
     return folds if num_used == sizes.size else np.where(folds < num_used, folds, -1)
 
 
-def each_fold(folds: np.ndarray | None) -> list[Holdout]:
+def each_fold(folds: np.ndarray | None, processes: Processes = ALONE) -> list[Holdout]:
     """The holdouts of a fit: no fold, and each fold alone."""
-    return [()] if folds is None else [(), *((fold,) for fold in range(int(folds.max()) + 1))]
+    return [()] if folds is None else [(), *((fold,) for fold in range(fold_sizes(folds, processes).size - 1))]
 
 
 def kept_rows(rows: np.ndarray, folds: np.ndarray | None, holdouts: list[Holdout]) -> list[np.ndarray]:
@@ -50,11 +58,14 @@ class Parts(NamedTuple):
         return int(self.is_kept.shape[1])
 
     @classmethod
-    def of(cls, num_rows: int, folds: np.ndarray | None, holdouts: list[Holdout]) -> "Parts":
-        """As few parts as there can be."""
+    def of(
+        cls, num_rows: int, folds: np.ndarray | None, holdouts: list[Holdout], processes: Processes = ALONE
+    ) -> "Parts":
+        """As few parts as there can be; the same in all processes."""
         if folds is None:
             return cls(np.zeros(num_rows, dtype=int), np.ones((len(holdouts), 1), dtype=bool))
-        values, fold = np.unique(folds, return_inverse=True)
+        values = np.flatnonzero(fold_sizes(folds, processes)) - 1
+        fold = np.searchsorted(values, folds)
         is_kept, part = np.unique(np.stack([~np.isin(values, out) for out in holdouts]), axis=1, return_inverse=True)
         used = is_kept.any(axis=0)
         number = np.where(used, np.cumsum(used) - 1, -1)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax.rows.blocks import slices
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.view import View
 
 # Bounds on model coordinates, where the data have an overall variance of 1: sums of their squares are finite. Rows
@@ -29,7 +30,7 @@ class Frame(NamedTuple):
         return None if self.root is None else np.linalg.inv(self.root)
 
 
-def learn_frame(data: np.ndarray) -> Frame:
+def learn_frame(data: np.ndarray, processes: Processes = ALONE) -> Frame:
     """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
 
     Every column needs an observed entry. A column that never varies is shifted by its value, so that it is exactly 0
@@ -43,13 +44,17 @@ def learn_frame(data: np.ndarray) -> Frame:
             total += np.where(seen, block, 0.0).sum(axis=0, dtype=np.float64)
             count += seen.sum(axis=0)
             lowest, highest = np.fmin(lowest, np.fmin.reduce(block)), np.fmax(highest, np.fmax.reduce(block))
+        total, count = processes.total(total), processes.total(count)
+        # of a process without rows they are infinite
+        lowest, highest = processes.lowest(lowest), processes.highest(highest)
         shift = np.where(lowest == highest, lowest, total / count)
         largest = float(np.maximum(highest - shift, shift - lowest).max())
     if not np.isfinite(largest):
         raise ValueError("X: expected a finite spread, but deviations from the column means overflow")
     if (lowest == highest).all():
         raise ValueError("X: expected at least two different rows, but all rows are equal")
-    mean_square = sum(np.nansum(np.square((block - shift) / largest)) for block in _blocks(data)) / count.sum()
+    squares = sum(np.nansum(np.square((block - shift) / largest)) for block in _blocks(data))
+    mean_square = processes.total(np.array(squares, np.float64)) / count.sum()
     return Frame(shift, np.full(data.shape[1], largest * np.sqrt(mean_square)))
 
 

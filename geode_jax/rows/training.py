@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from geode_jax.rows.folds import Holdout, judging_folds
+from geode_jax.rows.folds import Holdout, each_fold, judging_folds
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.view import Rows, divide, taken
 
 
@@ -21,6 +22,7 @@ class Training(NamedTuple):
     - `folds`: fold of each row, (n,), -1 for a row in none; None where statistics are in sample.
     - `is_observed`: (n, D), which entries were not filled; None where none were.
     - `without`: for each fold, the rows as filled by dictionaries without that fold; None where no entry was filled.
+    - `processes`: those that the rows are divided among; `x`, `folds` and all indices are of this process's rows.
     """
 
     x: Rows
@@ -28,6 +30,17 @@ class Training(NamedTuple):
     folds: np.ndarray | None = None
     is_observed: np.ndarray | None = None
     without: list[np.ndarray] | None = None
+    processes: Processes = ALONE
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, those of other processes included."""
+        return self.processes.count(self.x.shape[0])
+
+    @property
+    def holdouts(self) -> list[Holdout]:
+        """No fold, and each fold alone."""
+        return each_fold(self.folds, self.processes)
 
     @property
     def own_folds(self) -> np.ndarray:
@@ -54,12 +67,13 @@ class Training(NamedTuple):
         return np.arange(0) if self.is_observed is None else np.flatnonzero(~self.is_observed.all(axis=1))
 
     def taken(self, rows: np.ndarray) -> "Training":
-        """Only the given rows, ascending; the result has no `without`."""
+        """Only the given rows, ascending, of this and of all other processes; the result has no `without`."""
+        join = self.processes.joined
         return Training(
-            taken(self.x, rows),
+            taken(self.x, rows) if self.processes.is_alone else join(self.x[rows]),
             self.num_features,
-            None if self.folds is None else taken(self.folds, rows),
-            None if self.is_observed is None else taken(self.is_observed, rows),
+            None if self.folds is None else join(taken(self.folds, rows)),
+            None if self.is_observed is None else join(taken(self.is_observed, rows)),
         )
 
     def divided(self, divisors: np.ndarray) -> "Training":
@@ -70,7 +84,7 @@ class Training(NamedTuple):
 
     def judging(self, enough: int) -> "Training":
         """The same rows with folds for only `enough` of them: those on which choices are judged."""
-        return self._replace(folds=judging_folds(self.own_folds, enough))
+        return self._replace(folds=judging_folds(self.own_folds, enough, self.processes))
 
     def each(self, holdouts: list[Holdout]) -> list[tuple[Rows, list[Holdout]]]:
         """Pairs of rows and the holdouts whose dictionaries learn from them; one pair where no entry was filled."""

@@ -87,4 +87,7 @@ def divide(x: Rows, divisors: np.ndarray) -> Rows:
 
 def has_missing(x: Rows) -> np.ndarray:
     """Mask of the rows that have a NaN, (n,)."""
-    return np.concatenate([np.isnan(x[some]).any(axis=1) for some in slices(*x.shape)])
+    found = np.zeros(x.shape[0], dtype=bool)
+    for some in slices(*x.shape):
+        found[some] = np.isnan(x[some]).any(axis=1)
+    return found

@@ -1,0 +1,42 @@
+"""Sums over processes: all that the learning of a dictionary needs from rows on other machines."""
+
+import threading
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from geode_jax._runtime.jax_settings import jax_settings
+
+# Numbers that are summed at once. Fewer are padded to a power of two, so that a handful of programs serves all sizes.
+LARGEST, SMALLEST = 2**20, 2**8
+
+
+class SumOverProcesses:
+    """Adds up arrays of all processes of a distributed run (`jax.distributed`); every process gets the same sum.
+
+    Every process must make the same calls in the same order, so only the thread that made this may call it. `devices`:
+    one of every process; its own has part in the sum.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        mesh = Mesh(np.array(devices), ("processes",))
+        self._number, self._apart = len(devices), NamedSharding(mesh, PartitionSpec("processes"))
+        self._add = jax.jit(lambda parts: jnp.sum(parts, axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+        self._thread = threading.get_ident()
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """The sum, (m,), of everyone's `values`, (m,), in float64."""
+        assert threading.get_ident() == self._thread, "other threads call in another order in every process"
+        found = np.empty(values.size)
+        for start in range(0, values.size, LARGEST):
+            part = values[start : start + LARGEST]
+            padded = np.zeros((1, max(SMALLEST, 1 << (part.size - 1).bit_length())))
+            padded[0, : part.size] = part
+            with jax_settings(np.float64):
+                shape = self._number, padded.shape[1]
+                parts = jax.make_array_from_process_local_data(self._apart, padded, shape)
+                found[start : start + LARGEST] = np.asarray(self._add(parts))[: part.size]
+        return found
