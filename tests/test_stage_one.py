@@ -37,6 +37,7 @@ from geode_jax.partition.neighbours import nearest_neighbours, neighbour_graph, 
 from geode_jax.rows import blocks
 from geode_jax.rows.folds import assign_folds, judging_folds
 from geode_jax.rows.frame import learn_frame, to_model
+from geode_jax.rows.processes import ALONE
 from geode_jax.rows.row_space import row_coordinates
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import View
@@ -136,7 +137,7 @@ def test_routed_rows_go_to_the_nearer_centre():
     x = np.concatenate([np.array([place, 0.0]) + rng.normal(size=(60, 2)) for place in places])
     known = np.sort(rng.choice(240, 60, replace=False))
     small = _partition(x[known], depth=3, min_cell_size=3, num_neighbors=5)
-    partition = route_rows(x, small, known, 12)
+    partition = route_rows(x, x[known], small, known, 12, ALONE)
     _assert_valid(partition, 240, 12)
     sides = {frozenset(np.unique(partition.cells[k] // 60).tolist()) for k in (1, 2)}
     assert sides == {frozenset({0, 1}), frozenset({2, 3})}
@@ -150,10 +151,10 @@ def test_routing_ends_at_cells_that_would_be_too_small():
     x = np.concatenate([np.zeros((95, 1)), np.ones((5, 1))])
     known = np.array([0, 1, 95, 96])
     small = Partition(1, (np.arange(4), np.array([0, 1]), np.array([2, 3])))
-    assert route_rows(x, small, known, 6).cells[1:] == (None, None)
-    assert route_rows(x, small, known, 5).cells[2].tolist() == [95, 96, 97, 98, 99]
+    assert route_rows(x, x[known], small, known, 6, ALONE).cells[1:] == (None, None)
+    assert route_rows(x, x[known], small, known, 5, ALONE).cells[2].tolist() == [95, 96, 97, 98, 99]
     undivided = Partition(2, (np.arange(4), *[None] * 6))
-    assert route_rows(x, undivided, known, 5).cells[1:] == (None,) * 6
+    assert route_rows(x, x[known], undivided, known, 5, ALONE).cells[1:] == (None,) * 6
 
 
 def test_routing_is_by_the_nearer_centre_at_every_split_and_reads_rows_once():
@@ -171,10 +172,10 @@ def test_routing_is_by_the_nearer_centre_at_every_split_and_reads_rows_once():
     known = np.sort(rng.choice(500, 80, replace=False))
     cells = [np.arange(80), np.arange(30), np.arange(30, 80), None, None, np.arange(30, 50), np.arange(50, 80)]
     cells += [None] * 6 + [np.arange(50, 60), np.arange(60, 80)]
-    small = Partition(3, tuple(cells))
+    small, sample = Partition(3, tuple(cells)), x[known]
     x.read[:] = 0
-    found = route_rows(x, small, known, 1)
-    np.testing.assert_array_equal(x.read, np.where(np.isin(np.arange(500), known), 2, 1))
+    found = route_rows(x, sample, small, known, 1, ALONE)
+    assert (x.read == 1).all()
     rows = x[np.arange(500)]
     np.testing.assert_array_equal(found.is_present, small.is_present)
     for node in (0, 2, 6):

@@ -45,7 +45,11 @@ def row_owners(mesh: Mesh) -> np.ndarray:
     Raises ValueError unless a process's devices have all trees and chains of adjacent parts of the rows.
     """
     devices = np.moveaxis(with_all_axes(mesh).devices, 2, 0).reshape(mesh.shape.get(ROWS, 1), -1)
-    owners = np.vectorize(lambda device: device.process_index, otypes=[int])(devices)
+    return owners_in_order(np.vectorize(lambda device: device.process_index, otypes=[int])(devices))
+
+
+def owners_in_order(owners: np.ndarray) -> np.ndarray:
+    """The process at each place along the rows, (R,), where `owners`, (R, P), are those of the devices there."""
     runs = np.flatnonzero(np.diff(owners[:, 0])).size + 1
     if (owners != owners[:, :1]).any() or runs != np.unique(owners).size:
         raise ValueError(

@@ -14,7 +14,7 @@ from geode_jax._runtime.threads import parallel_map
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Parts
-from geode_jax.rows.processes import Processes
+from geode_jax.rows.processes import NUMBERS_AT_ONCE, Processes
 from geode_jax.rows.view import Rows
 
 # Memory for the moments of several scales. Where those of one scale take more, each node reads its own rows.
@@ -79,13 +79,18 @@ def over_processes(own: Sequence[Moments], processes: Processes) -> list[Moments
     num_own, means = np.stack([one.num_rows for one in own]), np.stack([one.mean for one in own])
     num_rows = processes.total(num_own)
     centres = processes.total(num_own[..., None] * means) / np.maximum(num_rows, 1)[..., None]
-    largest = processes.each(np.array([one.largest for one in own])).max(axis=0)
-    found = []
-    for one, number, centre, most in zip(own, num_rows, centres, largest.tolist(), strict=True):
+    largest = processes.each(np.array([one.largest for one in own])).max(axis=0).tolist()
+
+    def about_centre(one: Moments, centre: np.ndarray) -> np.ndarray:
         apart = np.sqrt(one.num_rows)[:, None] * (one.mean - centre)
-        scatter = processes.total(one.scatter + apart[:, :, None] * apart[:, None, :])
-        found.append(Moments(number, centre, scatter, most))
-    return found
+        return one.scatter + apart[:, :, None] * apart[:, None, :]
+
+    scatters: list[np.ndarray] = []
+    step = max(1, NUMBERS_AT_ONCE // own[0].scatter.size)
+    for start in range(0, len(own), step):
+        some = zip(own[start : start + step], centres[start : start + step], strict=True)
+        scatters.extend(processes.total(np.stack([about_centre(*pair) for pair in some])))
+    return [Moments(*parts) for parts in zip(num_rows, centres, scatters, largest, strict=True)]
 
 
 def _as_parts(found: Sequence[Moments]) -> Moments:
@@ -117,8 +122,16 @@ class MomentSums:
             if not nodes or len(band) + len(nodes) > most:
                 break
             band |= nodes
-        if not band:
-            return
+        if band:
+            self._sum_upwards(band)
+        if not self._partition.processes.is_alone:  # few sums over processes instead of one for every cell
+            rest = sorted(node for node in self._wanted if (node + 1).bit_length() - 1 == scale)
+            if len(rest) <= most:
+                self._known |= dict(zip(rest, self._read(rest), strict=True))
+                self._wanted -= set(rest)
+
+    def _sum_upwards(self, band: set[int]) -> None:
+        """Read the lowest cells of the band, and sum the others from them."""
         lowest = list(self._lowest(sorted(band), band))
         read = dict(zip(lowest, self._read(lowest), strict=True))
         for node in sorted(band, reverse=True):  # children before their parents

@@ -19,7 +19,7 @@ from geode_jax.learning.moments import MomentSums
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, Parts, each_fold, kept_rows
-from geode_jax.rows.processes import ALONE, Processes
+from geode_jax.rows.processes import ALONE, NUMBERS_AT_ONCE, Processes
 from geode_jax.rows.view import Rows
 
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
@@ -184,6 +184,13 @@ def _given(root: list[Cell]) -> LearnCell:
     return lambda out, prior: root[out]
 
 
+class _SmallCell(NamedTuple):
+    """Rows of a cell, (n, D), those of other processes included, and their folds, (n,)."""
+
+    x: np.ndarray
+    folds: np.ndarray
+
+
 class _Cells:
     """Learns the cells of a tree, each in the way that suits its shape: `nodes`, each once, parents first.
 
@@ -200,7 +207,8 @@ class _Cells:
         nodes: list[int],
     ) -> None:
         self._x, self._partition, self._seed, self._folds, self._holdouts = x, partition, seed, folds, holdouts
-        self._processes = partition.processes
+        self._processes, self._nodes = partition.processes, nodes
+        self._joined: dict[int, _SmallCell] = {}
         self._parts = Parts.of(x.shape[0], folds, holdouts, self._processes)
         own = np.zeros((len(partition.cells), len(holdouts)), dtype=int)
         for node in np.flatnonzero(partition.is_present).tolist():
@@ -220,6 +228,27 @@ class _Cells:
     def reach(self, scale: int) -> None:
         """To be called before the cells of a scale are learned."""
         self._sums.reach(scale)
+        if not self._processes.is_alone:  # few sums over processes instead of one for every cell
+            at_scale = [node for node in self._nodes if (node + 1).bit_length() - 1 == scale]
+            nodes = [node for node in at_scale if self._is_small(node)]
+            if nodes and sum(self._partition.size(node) for node in nodes) * self._x.shape[1] <= NUMBERS_AT_ONCE:
+                self._joined |= self._join(nodes)
+
+    def _is_small(self, node: int) -> bool:
+        """Whether a cell is learned from a Gram matrix of its rows."""
+        return not self._is_by_moments(node) and min(self._partition.size(node), self._x.shape[1]) <= EXACT_MAX_SIDE
+
+    def _join(self, nodes: list[int]) -> dict[int, "_SmallCell"]:
+        """Everyone's rows of some cells, so few that every process can hold them, with their folds."""
+        cells = [self._partition.cell(node) for node in nodes]
+        rows = np.concatenate(cells)
+        x = self._processes.joined(self._x[rows])
+        folds = np.full(rows.size, -1) if self._folds is None else self._folds[rows]
+        number, folds = self._processes.joined(
+            np.stack([np.repeat(np.arange(len(cells)), [cell.size for cell in cells]), folds], axis=1)
+        ).T
+        own = [np.flatnonzero(number == place) for place in range(len(cells))]
+        return {node: _SmallCell(x[at], folds[at]) for node, at in zip(nodes, own, strict=True)}
 
     def centres(self, node: int) -> np.ndarray:
         """The mean of the cell's rows under every holdout, (H, D); that of all of them where a holdout leaves none."""
@@ -246,7 +275,7 @@ class _Cells:
                 return mean, _leading(scatter, prior, rank, tolerance)
 
             return learn
-        kept, seed, join = self._kept(node), self._seed + node, self._processes.joined
+        kept, seed = self._kept(node), self._seed + node
         by_mask: Callable[[np.ndarray, Spectrum], Cell]
         if min(size, x.shape[1]) > EXACT_MAX_SIDE:
             if self._processes.is_alone:
@@ -255,8 +284,11 @@ class _Cells:
                 by_mask = functools.partial(_randomised_over_processes, x, rows, rank, seed, self._processes)
         elif self._processes.is_alone:
             by_mask = _by_gram(x, rows, rank)
-        else:  # so few rows that every process can hold them
-            by_mask, kept = _by_gram(join(x[rows]), np.arange(size), rank), [join(mask) for mask in kept]
+        else:
+            cell = self._joined.pop(node, None) or self._join([node])[node]
+            everyones = np.arange(size)
+            by_mask = _by_gram(cell.x, everyones, rank)
+            kept = kept_rows(everyones, None if self._folds is None else cell.folds, self._holdouts)
         return lambda out, prior: by_mask(kept[out], prior)
 
 

@@ -83,7 +83,7 @@ def choose_units(
     return UnitsTrial(deviations if is_taken else ones, gain, num_constant)
 
 
-def _deviations(x: Rows, processes: Processes) -> tuple[np.ndarray, int]:
+def _deviations(x: Rows, processes: Processes = ALONE) -> tuple[np.ndarray, int]:
     """The scale of each feature's deviations from its mean, ``sqrt(E x^4 / (3 E x^2))``, and how many never vary.
 
     For a Gaussian it is the standard deviation. A pixel that is dark in all but a few rows has a small standard

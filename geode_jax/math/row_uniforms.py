@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry_2x32
 
-from geode_jax._typing import Array, DTypeLike, Float, Int, KeyArray
+from geode_jax._typing import Array, DTypeLike, Float, Int, KeyArray, Shaped
 
 
 def uniforms_of_rows(key: KeyArray, row: Int[Array, "n"], width: int, dtype: DTypeLike) -> Float[Array, "n width"]:
@@ -29,7 +29,7 @@ def uniforms_of_rows(key: KeyArray, row: Int[Array, "n"], width: int, dtype: DTy
     return _to_unit_interval(first, second, dtype).reshape(*row.shape, width)
 
 
-def _products(row: Int[Array, "n"], width: int) -> tuple[Int[Array, "n"], Int[Array, "n"]]:
+def _products(row: Shaped[Array, "n"], width: int) -> tuple[Shaped[Array, "n"], Shaped[Array, "n"]]:
     """The upper and lower 32 bits of ``row * width``."""
     factor = jnp.uint32(width)
     of_lower, of_upper = (row & 0xFFFF) * factor, (row >> 16) * factor
@@ -37,7 +37,7 @@ def _products(row: Int[Array, "n"], width: int) -> tuple[Int[Array, "n"], Int[Ar
     return (of_upper >> 16) + (low < of_lower).astype(jnp.uint32), low
 
 
-def _to_unit_interval(first: Int[Array, "n"], second: Int[Array, "n"], dtype: DTypeLike) -> Float[Array, "n"]:
+def _to_unit_interval(first: Shaped[Array, "n"], second: Shaped[Array, "n"], dtype: DTypeLike) -> Float[Array, "n"]:
     """In [0, 1), from 64 random bits: of the mantissa of a number in [1, 2), as in JAX."""
     if jnp.dtype(dtype) == jnp.float32:
         mantissa = ((first ^ second) >> 9) | jnp.uint32(0x3F800000)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from geode_jax._typing import Array, Bool, Float, Int, Shaped
@@ -74,7 +75,7 @@ class Statistics(eqx.Module):
 
 
 def has_row(
-    num_places: int, num_rows: Int[Array, "*batch"], shard_rows: Int[Array, "*batch R"] | None
+    num_places: int, num_rows: Array | np.ndarray, shard_rows: Array | np.ndarray | None
 ) -> Bool[Array, "*batch n"]:
     """Which places hold rows: the first ones of all, or of every shard."""
     if shard_rows is None:
@@ -83,7 +84,7 @@ def has_row(
     return (jnp.arange(size) < shard_rows[..., None]).reshape(*shard_rows.shape[:-1], num_places)
 
 
-def row_at(num_places: int, shard_rows: Int[Array, "*batch R"] | None) -> Int[Array, "*batch n"] | None:
+def row_at(num_places: int, shard_rows: Array | np.ndarray | None) -> Int[Array, "*batch n"] | None:
     """The number of the row at each place; of places without a row it means nothing."""
     if shard_rows is None:
         return None

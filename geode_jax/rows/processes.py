@@ -58,11 +58,11 @@ class Processes:
         return self.total(found)
 
     def lowest(self, values: np.ndarray) -> np.ndarray:
-        """The least of everyone's values, which may be infinite."""
+        """The least of everyone's finite values."""
         return -self.highest(-values)
 
     def highest(self, values: np.ndarray) -> np.ndarray:
-        """The largest of everyone's values, which may be infinite."""
+        """The largest of everyone's finite values; -inf where there are none."""
         is_finite = self.each(np.isfinite(values).astype(int)) > 0
         return np.where(is_finite, self.each(np.nan_to_num(values, posinf=0.0, neginf=0.0)), -np.inf).max(axis=0)
 

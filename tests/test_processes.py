@@ -1,0 +1,316 @@
+"""Processes that each bring their own rows learn and draw what one process with all rows does.
+
+Stage one is tested with threads in place of processes: they add up their arrays through a barrier.
+"""
+
+import threading
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import geode_jax
+from geode_jax import DictionarySettings, Prior, SamplerSettings
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.fitting.local_rows import bring_rows
+from geode_jax.forest.learn import grow_forest
+from geode_jax.forest.plan import Plan
+from geode_jax.gibbs import sharding
+from geode_jax.gibbs.chain import initial_chain, step
+from geode_jax.learning import moments, subspaces
+from geode_jax.math.row_uniforms import _products, uniforms_of_rows
+from geode_jax.model.statistics import Statistics
+from geode_jax.partition.metis import Partition
+from geode_jax.rows.processes import ALONE, Processes
+from geode_jax.settings import SliceMembership
+
+NUM_ROWS = 300
+
+
+class _Together:
+    """Runs a function on threads that stand for processes; `index` of them has its own rows."""
+
+    def __init__(self, sizes):
+        self._sizes, self._parts = tuple(sizes), [np.zeros(0)] * len(sizes)
+        self._barrier = threading.Barrier(len(sizes), timeout=60)
+
+    def __call__(self, function):
+        """``function(processes)`` of every process."""
+        found, errors = [None] * len(self._sizes), []
+
+        def add(index, values):
+            self._parts[index] = values
+            self._barrier.wait()
+            total = sum(self._parts)
+            self._barrier.wait()
+            return total
+
+        def run(index):
+            try:
+                found[index] = function(Processes(self._sizes, index, lambda values: add(index, values)))
+            except Exception as error:  # told by the main thread, which would otherwise see broken barriers only
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=run, args=(index,)) for index in range(len(self._sizes))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return found
+
+
+def _divided(x, sizes):
+    return np.split(x, np.cumsum(sizes)[:-1])
+
+
+def test_what_processes_tell_each_other():
+    rng = np.random.default_rng(0)
+    sizes = (5, 0, 7, 1)
+    x, counts = rng.normal(size=(13, 2)).astype(np.float32), np.array([[3, 0], [4, 0], [0, 1], [2, 2]])
+    wanted = np.array([0, 4, 5, 6, 11, 12])
+
+    def told(processes):
+        own = _divided(x, sizes)[processes.index]
+        before, total = processes.before_and_total(counts[processes.index])
+        kinds = processes.count(own.shape[0]), processes.start, before.tolist(), total.tolist()
+        rows = processes.joined(own[processes.own(wanted)]), processes.joined(own)
+        sample = processes.joined(own[processes.sample(np.arange(len(own)), 4)])
+        highest = processes.highest(own.max(axis=0, initial=-np.inf)), processes.lowest(own.min(axis=0, initial=np.inf))
+        return kinds, rows, sample, highest, processes.own_part(x)
+
+    for index, (kinds, rows, sample, highest, part) in enumerate(_Together(sizes)(told)):
+        assert kinds == (13, sum(sizes[:index]), counts[:index].sum(axis=0).tolist(), [9, 3])
+        np.testing.assert_array_equal(rows[0], x[wanted])
+        np.testing.assert_array_equal(rows[1], x)
+        assert rows[1].dtype == np.float32
+        np.testing.assert_array_equal(sample, x[[0, 4, 8, 12]])
+        np.testing.assert_array_equal(highest, [x.max(axis=0), x.min(axis=0)])
+        np.testing.assert_array_equal(part, _divided(x, sizes)[index])
+
+
+def test_one_process_alone_exchanges_nothing():
+    values = np.arange(6.0)
+    assert ALONE.total(values) is values
+    assert ALONE.joined(values) is values
+    assert ALONE.own(values) is values
+    assert ALONE.count(6) == 6
+    np.testing.assert_array_equal(ALONE.sample(values, 3), [0.0, 2.0, 5.0])
+
+
+def _curved(num_features, noise=0.05, seed=0):
+    rng = np.random.default_rng(seed)
+    x = np.tanh(rng.normal(size=(NUM_ROWS, 3)) @ rng.normal(size=(3, num_features)))
+    return x + noise * rng.normal(size=x.shape)
+
+
+def _within_a_span():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_ROWS, 3))
+    x = np.hstack([np.sin(2 * x[:, :2]), x]) @ rng.normal(size=(5, 40))
+    return x + 0.05 * rng.normal(size=x.shape)
+
+
+def _smooth():
+    rng = np.random.default_rng(0)
+    place = np.linspace(0.0, 1.0, 20)
+    covariance = np.exp(-np.square(place[:, None] - place) / 0.02) + 1e-6 * np.eye(20)
+    return rng.normal(size=(NUM_ROWS, 20)) @ np.linalg.cholesky(covariance).T
+
+
+_PLAIN = {"num_trees": 2, "depth": 2, "shared_span": None, "noise_covariance": None}
+# data, and settings of the dictionary
+_CASES = {
+    "all nodes": (_curved(8), _PLAIN),
+    # cells with fewer rows than features, and a tree that is deeper than the data fill
+    "candidates": (_curved(24), {**_PLAIN, "depth": 5, "num_candidates": 4}),
+    "routed": (_curved(8), {**_PLAIN, "depth": 3, "tree_rows": 100}),
+    "in sample": (_curved(8), {**_PLAIN, "cross_fit": None}),
+    "span": (_within_a_span(), {"num_trees": 2, "depth": 2, "noise_covariance": None}),
+    "noise covariance": (_smooth(), {"num_trees": 2, "depth": 2, "shared_span": None}),
+    "units": (_curved(8) * 10.0 ** np.arange(8), _PLAIN),
+}
+
+
+def _forest(x, settings, processes=ALONE):
+    own = x if processes.is_alone else _divided(x, processes.sizes)[processes.index]
+    plan = Plan.of(DictionarySettings(**settings), *x.shape)
+    if not processes.is_alone:
+        plan = plan.among(processes.sizes, (1,) * len(processes.sizes), processes.index)
+    with jax_settings(np.float64):
+        return grow_forest(jax.random.key(0), own, plan, np.dtype(np.float64), lambda *_: None, None, processes)
+
+
+def _row_statistics(forest):
+    """(E, Z2) of every row at its nodes, in their order: (F, K or M, rows, 1 + d)."""
+    statistics, num_rows = forest.statistics, int(forest.statistics.num_rows[0])
+    if isinstance(statistics, Statistics):
+        found = np.concatenate([statistics.residual[..., None], statistics.squared], axis=-1)
+        return found[:, :, :num_rows], None
+    both = np.concatenate([np.asarray(statistics.residual)[..., None], statistics.squared], axis=-1)[:, 0]
+    place = np.asarray(statistics.position)[:, :, :num_rows]
+    return np.stack([tree[at] for tree, at in zip(both, place, strict=True)]), statistics.node[:, :, :num_rows]
+
+
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [
+        ("candidates", (90, 0, 210)),
+        ("routed", (200, 100)),
+        ("span", (60, 240)),
+        ("noise covariance", (299, 1)),
+        pytest.param("all nodes", (100, 150, 50), marks=pytest.mark.slow),
+        pytest.param("in sample", (100, 200), marks=pytest.mark.slow),
+        pytest.param("units", (200, 100), marks=pytest.mark.slow),
+    ],
+)
+def test_processes_learn_the_forest_of_one(case, sizes):
+    x, settings = _CASES[case]
+    expected = _forest(x, settings)
+    found = _Together(sizes)(lambda processes: _forest(x, settings, processes))
+    for forest in found:
+        assert forest.found.rank == expected.found.rank
+        assert [str(one) for one in forest.found.decisions] == [str(one) for one in expected.found.decisions]
+        for name in ("shift", "scale", "noise_root", "borrowed"):
+            for one, other in zip(*(jax.tree.leaves(getattr(it, name)) for it in (forest, expected)), strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8, err_msg=name)
+        dictionary, whole = forest.dictionary, expected.dictionary
+        np.testing.assert_allclose(dictionary.centres, whole.centres, atol=1e-8)
+        np.testing.assert_array_equal(dictionary.tree.is_present, whole.tree.is_present)
+        np.testing.assert_array_equal(dictionary.ranks, whole.ranks)
+        np.testing.assert_allclose(_squared_projections(dictionary, x), _squared_projections(whole, x), atol=1e-6)
+    if expected.probe is not None:
+        for one, other in zip(jax.tree.leaves(found[0].probe), jax.tree.leaves(expected.probe), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
+    statistics, nodes = _row_statistics(expected)
+    own, own_nodes = zip(*(_row_statistics(forest) for forest in found), strict=True)
+    np.testing.assert_allclose(np.concatenate(own, axis=2), statistics, atol=1e-6)
+    if nodes is not None:
+        np.testing.assert_array_equal(np.concatenate(own_nodes, axis=2), nodes)
+
+
+def _squared_projections(dictionary, x):
+    """Of some rows along every direction, which are known up to their sign."""
+    return np.square(np.einsum("fkdm,nd->fknm", np.asarray(dictionary.bases), x[:20]))
+
+
+def test_moments_of_processes_far_apart_lose_no_digits():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([1e8 + rng.normal(size=(50, 3)), 1e8 + 1e-3 * rng.normal(size=(30, 3)), np.zeros((0, 3))])
+    whole = moments.moments_of(x, np.arange(80))
+
+    def learn(processes):
+        own = _divided(x, processes.sizes)[processes.index]
+        return moments.over_processes([moments.moments_of(own, np.arange(len(own)))], processes)[0]
+
+    for found in _Together((50, 30, 0))(learn):
+        np.testing.assert_allclose(found.mean, whole.mean, rtol=1e-15)
+        np.testing.assert_allclose(found.scatter, whole.scatter, rtol=1e-6)
+        assert found.largest == whole.largest
+
+
+@pytest.mark.parametrize("parent_rows", [0.0, 5.0])
+def test_large_cells_are_learned_from_products_with_few_vectors(monkeypatch, parent_rows):
+    """Beyond `EXACT_MAX_SIDE` rows and features no matrix of D x D is made; here the rest is too small to matter."""
+    monkeypatch.setattr(subspaces, "EXACT_MAX_SIDE", 25)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 6)) * 2.0 ** -np.arange(6.0) @ rng.normal(size=(6, 40)) + 1e-7 * rng.normal(
+        size=(200, 40)
+    )
+    options, folds = subspaces.SubspaceOptions(5, 0, parent_rows), np.arange(200) % 3
+    cells = (np.arange(200), np.arange(120), np.arange(120, 200))
+    expected = subspaces.learn_subspaces(x, Partition(1, cells), options, folds)
+
+    def learn(processes):
+        start = processes.start
+        own = [rows[(rows >= start) & (rows < start + processes.sizes[processes.index])] - start for rows in cells]
+        tree = Partition.among(processes, 1, tuple(own))
+        return subspaces.learn_subspaces(processes.own_part(x), tree, options, processes.own_part(folds))
+
+    for found in _Together((130, 70))(learn):
+        np.testing.assert_allclose(found.centres, expected.centres, atol=1e-12)
+        np.testing.assert_array_equal(found.ranks, expected.ranks)
+        for bases in zip(found.bases.reshape(-1, 40, 5), expected.bases.reshape(-1, 40, 5), strict=True):
+            np.testing.assert_allclose(*(basis @ basis.T for basis in bases), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_uniforms_of_rows_are_those_of_jax(dtype):
+    with jax_settings(dtype):
+        key, row = jax.random.key(5), jnp.asarray([7, 3, 999, 0, 500])
+        for width in (1, 7):
+            expected = jax.random.uniform(key, (1000, width), dtype)[row]
+            np.testing.assert_array_equal(uniforms_of_rows(key, row, width, dtype), expected)
+        other = uniforms_of_rows(jax.random.key(0, impl="rbg"), row, 3, dtype)
+        assert other.shape == (5, 3)
+        assert np.unique(other).size == 15
+    number = np.array([0, 1, 65535, 77_777_777, 2**31 + 5, 2**32 - 1])
+    high, low = (np.asarray(part).astype(object) for part in _products(jnp.asarray(number, jnp.uint32), 1000))
+    assert (high * 2**32 + low == number.astype(object) * 1000).all()
+
+
+@pytest.mark.parametrize("membership", [None, SliceMembership()], ids=["direct", "slices"])
+def test_rows_are_drawn_alike_wherever_they_are_stored(membership):
+    """Three shards of 128 places with 80, 0 and 120 rows, against 200 rows in the first 256 places."""
+    x, settings = _CASES["all nodes"]
+    sampler = SamplerSettings() if membership is None else SamplerSettings(membership=membership)
+    with jax_settings(np.float64):
+        forest = _forest(x[:200], settings)
+        whole = jax.tree.map(lambda leaf: leaf[0], forest.problem(Prior(), sampler))
+        place = np.r_[np.arange(80), 256 + np.arange(120)]
+        shards = {"shard_rows": jnp.asarray([80, 0, 120], jnp.int32), "row_blocks": 48}
+        own = whole.statistics
+        residual = jnp.zeros((own.residual.shape[0], 384)).at[:, place].set(own.residual[:, :200])
+        squared = jnp.zeros((own.residual.shape[0], 384, own.squared.shape[2])).at[:, place].set(own.squared[:, :200])
+        apart = Statistics(residual, squared, own.num_rows, **shards)
+        divided = eqx.tree_at(lambda it: it.statistics, whole, apart)
+
+        def draw(problem):
+            chain = initial_chain(jax.random.key(1), problem)
+            starts = chain.state.node
+            for index in range(3):
+                warmup = jnp.asarray(2, jnp.int32)
+                chain = step(jax.random.key(index), problem, warmup, None, chain, jnp.asarray(index, jnp.int32))
+            return starts, chain
+
+        (starts, expected), (own_starts, found) = jax.jit(draw)(whole), jax.jit(draw)(divided)
+        np.testing.assert_array_equal(own_starts[place], starts[:200])
+        np.testing.assert_array_equal(found.state.node[place], expected.state.node[:200])
+        assert (np.delete(np.asarray(found.state.node), place) == whole.tree.num_nodes).all()
+        np.testing.assert_allclose(found.state.log_sigma2, expected.state.log_sigma2, rtol=1e-9)
+        np.testing.assert_array_equal(found.sums.count, expected.sums.count)
+
+
+def test_one_process_may_call_its_rows_its_own():
+    x, settings = _CASES["all nodes"]
+    given = {"dictionary": DictionarySettings(**settings), "sampler": SamplerSettings(num_warmup=5, num_samples=5)}
+    mesh = Mesh(np.array(jax.devices()[:1]), ("rows",))
+    found = geode_jax.fit(jax.random.key(0), x, mesh=mesh, process_local=True, **given)
+    expected = geode_jax.fit(jax.random.key(0), x, mesh=mesh, **given)
+    assert eqx.tree_equal(found.draws, expected.draws)
+
+
+def test_errors():
+    x, mesh = _curved(8), Mesh(np.array(jax.devices()[:1]), ("rows",))
+    with pytest.raises(ValueError, match=r"mesh: expected a jax.sharding.Mesh with an axis 'rows'.*got None"):
+        geode_jax.fit(jax.random.key(0), x, process_local=True)
+    with pytest.raises(TypeError, match=r"process_local: expected bool, got 1"):
+        geode_jax.fit(jax.random.key(0), x, mesh=mesh, process_local=1)
+    hidden = x.copy()
+    hidden[3, 2] = np.nan
+    with pytest.raises(ValueError, match=r"X: expected no missing values here, got 1 NaN"):
+        geode_jax.fit(jax.random.key(0), hidden, mesh=mesh, process_local=True)
+    with pytest.raises(ValueError, match=r"X: expected at least 2 rows in all processes together, got 1"):
+        bring_rows(x[:1], mesh, jax.random.key(0), [])
+
+
+@pytest.mark.parametrize("owners", [[[0], [1], [0]], [[0, 1], [1, 0]]], ids=["not adjacent", "trees apart"])
+def test_a_mesh_on_which_processes_do_not_follow_each_other(owners):
+    with pytest.raises(ValueError, match="mesh: expected the processes to follow each other along the axis 'rows'"):
+        sharding.owners_in_order(np.array(owners))
+    np.testing.assert_array_equal(sharding.owners_in_order(np.array([[3, 3], [3, 3], [1, 1]])), [3, 3, 1])
