@@ -3,6 +3,9 @@
 Stage one is tested with threads in place of processes: they add up their arrays through a barrier.
 """
 
+import socket
+import subprocess
+import sys
 import threading
 
 import equinox as eqx
@@ -314,3 +317,97 @@ def test_a_mesh_on_which_processes_do_not_follow_each_other(owners):
     with pytest.raises(ValueError, match="mesh: expected the processes to follow each other along the axis 'rows'"):
         sharding.owners_in_order(np.array(owners))
     np.testing.assert_array_equal(sharding.owners_in_order(np.array([[3, 3], [3, 3], [1, 1]])), [3, 3, 1])
+
+
+_PROCESS = """
+import os, sys
+import jax, numpy as np
+port, number, kind, folder = sys.argv[1:]
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(number), heartbeat_timeout_seconds=10)
+import geode_jax
+from geode_jax import DictionarySettings, SamplerSettings
+from geode_jax._files.checkpoint import Checkpoint
+x = np.load(f"{folder}/x {number}.npy", mmap_mode="r")
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
+if kind == "die":
+    write = Checkpoint.write
+    def die(self, name, header, arrays):
+        write(self, name, header, arrays)
+        if number == "1" and header.get("done") == 30:
+            os._exit(1)
+    Checkpoint.write = die
+else:
+    wrong = np.array(x)
+    if number == "1":
+        wrong[3, 2] = np.nan
+    others = {"key": jax.random.key(int(number)), "X": x}, {"key": jax.random.key(0), "X": x[:, : 4 + int(number)]}
+    for call in ({"key": jax.random.key(0), "X": wrong}, *others):
+        try:
+            geode_jax.fit(**call, mesh=mesh, process_local=True)
+        except ValueError as error:
+            print(error)
+    try:
+        geode_jax.fit(jax.random.key(0), np.array(x[:2]), mesh=mesh, process_local=True)
+    except ValueError as error:
+        print(error)
+posterior = geode_jax.fit(
+    jax.random.key(0), x, dtype="float64", mesh=mesh, process_local=True, checkpoint=f"{folder}/unfinished",
+    dictionary=DictionarySettings(num_trees=2, depth=5, num_candidates=4, shared_span=None, noise_covariance=None),
+    sampler=SamplerSettings(num_warmup=20, num_samples=20, num_chains=2, segment_length=10),
+)
+posterior.save(f"{folder}/posterior {number}.npz")
+print("log density", geode_jax.log_density(posterior, np.array(x[:5])).sum())
+"""
+
+
+def _run_two(kind, folder):
+    """Return codes, outputs and errors of two processes that run `_PROCESS`."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", _PROCESS, str(port)]
+    both = [
+        subprocess.Popen(
+            [*command, str(number), kind, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]
+    told = [process.communicate(timeout=300) for process in both]
+    return [(process.returncode, *own) for process, own in zip(both, told, strict=True)]
+
+
+@pytest.mark.slow
+def test_two_processes_with_their_own_rows_draw_what_one_does(tmp_path):
+    """From files; one process dies on the way, and a new run of both goes on from the last segment that both saved."""
+    x, settings = _CASES["candidates"]
+    for number, own in enumerate(_divided(x, (70, 230))):
+        np.save(tmp_path / f"x {number}.npy", own)
+    dead = _run_two("die", tmp_path)
+    assert dead[0][0] != 0
+    assert "RuntimeError: another process of this fit died" in dead[0][2]
+    assert not (tmp_path / "posterior 0.npz").exists()
+    kept = [tmp_path / "unfinished" / f"process {number}" / "forest.npz" for number in range(2)]
+    written = [path.stat().st_mtime_ns for path in kept]
+    first, second = _run_two("finish", tmp_path)
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    assert [path.stat().st_mtime_ns for path in kept] == written  # neither learned nor saved again
+    assert "X: another process, number 1, has rows that cannot be fitted; its own error says why" in first[1]
+    assert "X: expected no missing values here, got 1 NaN (the first in row 3, column 2)" in second[1]
+    for output in (first[1], second[1]):
+        assert "key: expected the same key and settings in every process, got others" in output
+        assert "X: expected as many features in every process, got [4, 5]" in output
+        assert "process_local: expected more rows than half the number of features" in output
+        assert "log density" in output
+    posteriors = [geode_jax.Posterior.load(tmp_path / f"posterior {number}.npz") for number in range(2)]
+    assert eqx.tree_equal(*posteriors)
+    sampler = SamplerSettings(num_warmup=20, num_samples=20, num_chains=2, segment_length=10)
+    one = geode_jax.fit(
+        jax.random.key(0), x, dtype="float64", dictionary=DictionarySettings(**settings), sampler=sampler
+    )
+    found, expected = posteriors[0], one
+    assert (found.draws.count == expected.draws.count).all()
+    for name in ("neg_log_u", "tau", "log_sigma2", "log_weights", "log_joint"):
+        pair = getattr(found.draws, name), getattr(expected.draws, name)
+        np.testing.assert_allclose(*pair, rtol=1e-6, atol=1e-9, err_msg=name)
+    np.testing.assert_allclose(found.lost_mass, expected.lost_mass, rtol=1e-6)

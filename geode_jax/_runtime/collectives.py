@@ -1,7 +1,9 @@
 """Sums over processes: all that the learning of a dictionary needs from rows on other machines."""
 
+import contextlib
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,24 @@ from geode_jax._runtime.jax_settings import jax_settings
 
 # Numbers that are summed at once. Fewer are padded to a power of two, so that a handful of programs serves all sizes.
 LARGEST, SMALLEST = 2**20, 2**8
+
+
+# What the libraries that carry sums between processes say of one that is gone.
+LOST = re.compile("gloo|nccl|heartbeat|coordination service|connection (closed|reset)", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def lost_processes_are_told() -> Iterator[None]:
+    """Context in which a failed exchange with other processes is a RuntimeError that says what to do."""
+    try:
+        yield
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        if not LOST.search(str(error)):
+            raise
+        raise RuntimeError(
+            "another process of this fit died, or ended with an error, which it tells; start all of them again (with"
+            " the same checkpoint, the fit goes on from the last segment that all have saved)"
+        ) from error
 
 
 class SumOverProcesses:

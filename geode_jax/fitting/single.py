@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from geode_jax._checks import check_instance, check_key, check_training_data, is_memory_mapped
+from geode_jax._runtime.collectives import lost_processes_are_told
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray
@@ -104,6 +105,7 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
     own = dataclasses.replace(plan, num_rows=max(1, len(data)))
     warn_if_too_large(bytes_needed(own, request.sampler, request.dtype.itemsize, is_mapped=is_mapped))
     with (
+        lost_processes_are_told(),
         jax_settings(request.dtype),
         request.open_checkpoint(key, [data]) as kept,
         progress_bar(request.progress) as show,
