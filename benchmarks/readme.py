@@ -31,6 +31,7 @@ from benchmarks import (
     mixing,
     mnist,
     moments,
+    processes,
     proofs,
     real_data,
     run_length,
@@ -100,6 +101,7 @@ EXPERIMENTS = (
     compile_time,
     contention,
     devices,
+    processes,
     truncated_gamma,
     mixing,
 )

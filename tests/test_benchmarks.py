@@ -35,6 +35,7 @@ from benchmarks import (
     moments,
     overview,
     partition_calls,
+    processes,
     readme,
     real_data,
     rivals,
@@ -362,6 +363,13 @@ def test_contention():
 @pytest.mark.slow
 def test_devices():
     assert [row["devices"] for row in devices.main(["--quick"])] == ["one device", "2 x rows"]
+
+
+@pytest.mark.slow
+def test_processes():
+    (row,) = processes.main(["--quick"])
+    assert row["sums"] > 100
+    assert row["passes"] > 1.0
 
 
 @pytest.mark.slow

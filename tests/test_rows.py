@@ -12,6 +12,7 @@ import geode_jax
 from geode_jax._checks import check_training_data, is_memory_mapped
 from geode_jax.fitting import single
 from geode_jax.rows.blocks import BLOCK_NUMBERS
+from geode_jax.rows.files import RowFiles
 from geode_jax.rows.view import View, as_array, divide, taken
 
 WIDE, TALL, PICTURES, CANDIDATES = "wide", "tall", "noise with a shape", "candidates"
@@ -48,6 +49,65 @@ def test_a_view_is_what_the_array_would_be(data, index):
     found = view[index]
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, whole[index])
+
+
+@pytest.mark.parametrize("index", [*INDICES, slice(None), slice(45, 99), np.arange(0)], ids=str)
+def test_rows_of_files_are_what_one_array_would_be(data, index):
+    files = RowFiles([data[:20], data[20:20], data[20:21], data[21:]])
+    assert (files.shape, files.dtype, len(files)) == (data.shape, data.dtype, 50)
+    found = files[index]
+    np.testing.assert_array_equal(found, data[index])
+    assert found.flags.owndata
+
+
+def test_a_fit_of_files_is_that_of_their_rows(data, tmp_path):
+    """With a checkpoint too, which belongs to the rows in all files."""
+    paths = [tmp_path / "one.npy", tmp_path / "none.npy", tmp_path / "rest.npy"]
+    for path, part in zip(paths, (data[:15], data[15:15], data[15:]), strict=True):
+        np.save(path, part)
+    np.save(tmp_path / "all.npy", data)
+    given = {"sampler": geode_jax.SamplerSettings(num_warmup=5, num_samples=5)}
+    expected = geode_jax.fit(jax.random.key(0), np.load(tmp_path / "all.npy", mmap_mode="r"), **given)
+    for X in (list(map(str, paths)), tmp_path / "all.npy"):
+        found = geode_jax.fit(jax.random.key(0), X, checkpoint=tmp_path / "unfinished", **given)
+        assert eqx.tree_equal((found.dictionary, found.draws), (expected.dictionary, expected.draws))
+        if isinstance(X, list):
+            np.save(paths[2], data[15:] + 1)
+            with pytest.raises(ValueError, match="it belongs to a fit with another key, other data"):
+                geode_jax.fit(jax.random.key(0), X, checkpoint=tmp_path / "unfinished", **given)
+            (tmp_path / "unfinished" / "forest.npz").unlink()
+            (tmp_path / "unfinished" / "chains.npz").unlink()
+
+
+def test_files_that_cannot_be_fitted(data, tmp_path):
+    def saved(name, array):
+        np.save(tmp_path / name, array)
+        return str(tmp_path / name)
+
+    good = saved("good.npy", data)
+    hidden = data.copy()
+    hidden[3, 2] = np.nan
+    (tmp_path / "text.npy").write_text("1, 2, 3")
+    np.savez(tmp_path / "several.npz", data=data)
+    cases = {
+        r"X: .*nowhere.npy: expected a file, got none": (ValueError, "nowhere.npy"),
+        r"X: .*text.npy: expected a .npy file of one array": (ValueError, "text.npy"),
+        r"X: .*several.npz: expected a .npy file of float32 or float64 numbers, got several": (
+            TypeError,
+            "several.npz",
+        ),
+        r"X: .*whole.npy: expected a .npy file of float32 or float64 numbers, got int64": (
+            TypeError,
+            saved("whole.npy", np.ones((3, 7), int)),
+        ),
+        r"X: .*narrow.npy: expected 7 features": (ValueError, saved("narrow.npy", data[:, 1:])),
+        r"X: .*hidden.npy: expected no missing values here, got 1 NaN": (ValueError, saved("hidden.npy", hidden)),
+    }
+    for message, (kind, name) in cases.items():
+        with pytest.raises(kind, match=message):
+            geode_jax.fit(jax.random.key(0), [good, tmp_path / name])
+    with pytest.raises(ValueError, match=r"X: expected at least 2 rows in the files, got 1"):
+        geode_jax.fit(jax.random.key(0), [saved("one.npy", data[:1])])
 
 
 def test_rows_are_divided_where_they_lie_or_as_a_view(data):

@@ -27,6 +27,8 @@ except ImportError:  # Windows
 
 _FORMAT = "geode_jax checkpoint"
 _FORMAT_VERSION = 3
+# Bytes of the data that are read at once to tell whether a checkpoint belongs to them.
+DIGEST_BYTES = 2**24
 
 Found: TypeAlias = tuple[dict[str, Any], dict[str, np.ndarray]]
 
@@ -103,9 +105,20 @@ def open_checkpoint(
     digest = hashlib.sha256(json.dumps([encode(item) for item in settings]).encode())
     for array in [np.asarray(jax.random.key_data(key)), *arrays]:
         digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
+        for part in _parts(array):
+            digest.update(np.ascontiguousarray(part).data)
     with _locked(path):
         yield Checkpoint(path, digest.hexdigest())
+
+
+def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The array in parts of few bytes: it may be a file that is larger than memory."""
+    if array.ndim == 0 or array.size == 0:
+        yield array
+        return
+    step = max(1, DIGEST_BYTES // (array.nbytes // len(array)))
+    for start in range(0, len(array), step):
+        yield array[start : start + step]
 
 
 def kept_seed(folder: str | os.PathLike[str] | None, draw: Callable[[], int]) -> int:

@@ -8,18 +8,19 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from geode_jax._checks import check_data
 from geode_jax._files.archive import encode
 from geode_jax._runtime.collectives import SumOverProcesses
 from geode_jax._typing import ArrayLike, KeyArray
+from geode_jax.fitting.row_files import checked_rows
 from geode_jax.gibbs.sharding import row_owners
+from geode_jax.rows.files import RowFiles
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.row_space import uses_row_space
 
 
 def bring_rows(
     X: ArrayLike, mesh: Mesh | None, key: KeyArray, settings: list[Any]
-) -> tuple[np.ndarray, Processes, tuple[int, ...]]:
+) -> tuple[np.ndarray | RowFiles, Processes, tuple[int, ...]]:
     """The rows of this process, all processes that share rows along the mesh, and how many devices each has for them.
 
     Raises TypeError or ValueError, in every process, if any of them has rows that cannot be fitted, or another key or
@@ -38,9 +39,10 @@ def bring_rows(
         first = {device.process_index: device for device in reversed(mesh.devices.ravel().tolist())}
         add = SumOverProcesses([first[member] for member in members])
         processes = Processes((0,) * len(members), index, add)
-    data, error = np.zeros((0, 0)), None
+    data: np.ndarray | RowFiles = np.zeros((0, 0))
+    error = None
     try:
-        data = check_data(X, allow_nan=False, min_rows=0)
+        data = checked_rows(X, min_rows=0, allow_nan=False)
     except (TypeError, ValueError) as found:
         error = found
     call = hashlib.sha256(json.dumps([encode(item) for item in settings]).encode())

@@ -10,18 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from geode_jax._checks import check_instance, check_key, check_training_data, is_memory_mapped
+from geode_jax._checks import check_instance, check_key, is_memory_mapped
 from geode_jax._runtime.collectives import lost_processes_are_told
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.fitting.local_rows import bring_rows
 from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
+from geode_jax.fitting.row_files import checked_rows
 from geode_jax.fitting.stages import CompileAhead, Request, kept_forest, posterior_of, sample_forests
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import grow_forest, plan_of
 from geode_jax.forest.plan import Plan
 from geode_jax.posterior.posterior import Posterior
+from geode_jax.rows.files import RowFiles
 from geode_jax.rows.processes import ALONE
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
@@ -47,7 +49,8 @@ def fit(
     - `X`: an array, or a pandas or polars frame, of numbers with at least 2 different rows. NaN is a missing value:
       the posterior is conditioned on the observed values. Rows may all be partial, but every row and every column needs
       an observed value. No copy is kept of a memory-mapped float32 or float64 file without NaN,
-      ``np.load(path, mmap_mode="r")``.
+      ``np.load(path, mmap_mode="r")``. Or the path of such a ``.npy`` file, or a list of paths: their rows one after
+      the other.
     - `dictionary`: settings of stage one; None is ``DictionarySettings()``.
     - `prior`: hyperparameters of the model; None is ``Prior()``.
     - `sampler`: settings of stage two; None is ``SamplerSettings()``.
@@ -94,20 +97,21 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
         settings = [request.dictionary, request.prior, request.sampler, request.dtype.name]
         data, processes, devices = bring_rows(X, request.mesh, key, settings)
     if processes.is_alone:
-        data = check_training_data(X)
+        data = checked_rows(X, min_rows=2, allow_nan=True)
         plan = plan_of(data, request.dictionary).on_mesh(request.row_devices)
     else:
         plan = Plan.of(request.dictionary, sum(processes.sizes), data.shape[1])
         plan = plan.among(processes.sizes, devices, processes.index)
     if plan.num_partial > 0:
         request.check_missing()
-    is_mapped = is_memory_mapped(data) and plan.num_partial == 0
+    files = data.files if isinstance(data, RowFiles) else (data,)
+    is_mapped = is_memory_mapped(files[0]) and plan.num_partial == 0
     own = dataclasses.replace(plan, num_rows=max(1, len(data)))
     warn_if_too_large(bytes_needed(own, request.sampler, request.dtype.itemsize, is_mapped=is_mapped))
     with (
         lost_processes_are_told(),
         jax_settings(request.dtype),
-        request.open_checkpoint(key, [data]) as kept,
+        request.open_checkpoint(key, list(files)) as kept,
         progress_bar(request.progress) as show,
     ):
         if kept is not None and not processes.is_alone:

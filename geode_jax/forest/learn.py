@@ -28,6 +28,7 @@ from geode_jax.forest.plan import Plan
 from geode_jax.learning.first_fill import fill_low_rank
 from geode_jax.model.found import Found
 from geode_jax.partition.metis import Partition
+from geode_jax.rows.files import RowFiles
 from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.frame import Frame, learn_frame, to_model, view_in_model
 from geode_jax.rows.processes import ALONE, Processes
@@ -59,14 +60,14 @@ def learn_forest(
         return grow_forest(key, data, plan_of(data, settings), real, show)
 
 
-def plan_of(data: np.ndarray, settings: DictionarySettings) -> Plan:
+def plan_of(data: np.ndarray | RowFiles, settings: DictionarySettings) -> Plan:
     """The plan for training rows, (n, D), NaN being missing values."""
     return Plan.of(settings, data.shape[0], data.shape[1], int(has_missing(data).sum()))
 
 
 def grow_forest(
     key: KeyArray,
-    data: np.ndarray,
+    data: np.ndarray | RowFiles,
     plan: Plan,
     dtype: np.dtype,
     show: ShowProgress,
@@ -79,8 +80,9 @@ def grow_forest(
     """
     frame = learn_frame(data, processes)
     # memory-mapped data may be larger than memory
-    rows_in = view_in_model if is_memory_mapped(data) else to_model
-    return grow_in_frame(key, rows_in(data, frame, dtype), frame, plan, show, on_shapes, processes)
+    if isinstance(data, RowFiles) or is_memory_mapped(data):
+        return grow_in_frame(key, view_in_model(data, frame, dtype), frame, plan, show, on_shapes, processes)
+    return grow_in_frame(key, to_model(data, frame, dtype), frame, plan, show, on_shapes, processes)
 
 
 def grow_in_frame(

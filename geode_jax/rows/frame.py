@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax.rows.blocks import slices
+from geode_jax.rows.files import RowFiles
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.view import View
 
@@ -30,7 +31,7 @@ class Frame(NamedTuple):
         return None if self.root is None else np.linalg.inv(self.root)
 
 
-def learn_frame(data: np.ndarray, processes: Processes = ALONE) -> Frame:
+def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Frame:
     """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
 
     Every column needs an observed entry. A column that never varies is shifted by its value, so that it is exactly 0
@@ -74,7 +75,7 @@ def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
     return x
 
 
-def view_in_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> View:
+def view_in_model(data: np.ndarray | RowFiles, frame: Frame, dtype: np.dtype) -> View:
     """:func:`to_model` as a view, which converts rows when they are indexed; only for frames without a root."""
     assert frame.root is None
     return View(data, frame.scale, frame.shift, dtype)
@@ -89,5 +90,5 @@ def to_data(x: np.ndarray, frame: Frame) -> np.ndarray:
     return np.clip(found, -largest, largest)
 
 
-def _blocks(data: np.ndarray) -> Iterator[np.ndarray]:
+def _blocks(data: np.ndarray | RowFiles) -> Iterator[np.ndarray]:
     return (data[rows] for rows in slices(*data.shape))

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 
 from geode_jax.rows.blocks import slices
+from geode_jax.rows.files import RowFiles
 
 
 class View:
@@ -23,7 +24,7 @@ class View:
 
     def __init__(
         self,
-        source: "Rows",
+        source: "Rows | RowFiles",
         divisors: np.ndarray,
         shift: np.ndarray | None = None,
         dtype: np.dtype | None = None,
@@ -85,7 +86,7 @@ def divide(x: Rows, divisors: np.ndarray) -> Rows:
     return x
 
 
-def has_missing(x: Rows) -> np.ndarray:
+def has_missing(x: Rows | RowFiles) -> np.ndarray:
     """Mask of the rows that have a NaN, (n,)."""
     found = np.zeros(x.shape[0], dtype=bool)
     for some in slices(*x.shape):

@@ -1,0 +1,213 @@
+"""Fits of rows that processes bring themselves: a core each, their parts of one file mapped into memory.
+
+One process with all rows against several with a part each: seconds of the stages, what the processes tell each other
+in stage one, how often stage one reads the rows, and memory beyond the file's. Trees are learned from a sample, which
+every process does alike, as it decides alike; what grows with the rows is shared.
+
+python -m benchmarks.processes [--quick] [--rows N ...] [--processes P ...]
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+import geode_jax
+from benchmarks.common import ROOT, memory_bytes, timed, write_result
+from benchmarks.tables import load, table
+from geode_jax._runtime.collectives import SumOverProcesses
+from geode_jax.fitting import single, stages
+from geode_jax.forest import trees
+from geode_jax.rows.view import View
+
+NUM_FEATURES, DIMENSION, NUM_SWEEPS = 100, 3, 40
+SIZES, PROCESSES = (400_000, 1_600_000), (1, 2)
+TREE_ROWS = 20_000
+
+
+def write_rows(path: Path, num_rows: int) -> None:
+    """A curved set of three dimensions in a hundred, with noise, written in parts."""
+    rng = np.random.default_rng(0)
+    loadings = rng.normal(size=(DIMENSION, NUM_FEATURES))
+    file = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, NUM_FEATURES))
+    for start in range(0, num_rows, 50_000):
+        size = min(50_000, num_rows - start)
+        signal = np.tanh(rng.normal(size=(size, DIMENSION)) @ loadings)
+        file[start : start + size] = signal + 0.1 * rng.normal(size=signal.shape)
+    file.flush()
+
+
+class _Watch:
+    """Counts of sums over processes and of rows read in one process, and its peak memory beyond mapped files."""
+
+    def __init__(self) -> None:
+        self.sums = self.numbers = self.read = self.peak = 0
+        self._ended = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.05):
+            self.peak = max(self.peak, memory_bytes("RssAnon"))
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def sum(self, original: Any) -> Any:
+        """`SumOverProcesses.__call__`, counted."""
+
+        def counted(add: SumOverProcesses, values: np.ndarray) -> np.ndarray:
+            self.sums, self.numbers = self.sums + 1, self.numbers + values.size
+            return original(add, values)
+
+        return counted
+
+    def found(self, original: Any) -> Any:
+        """`View._found`, counted where it reads the file."""
+
+        def counted(view: View, index: Any) -> np.ndarray:
+            rows = original(view, index)
+            self.read += len(rows) if isinstance(view._source, np.ndarray) else 0
+            return rows
+
+        return counted
+
+
+def measure(path: str, index: int, number: int, port: int) -> dict[str, float]:
+    """One process's part of a fit, on a core of its own."""
+    if number > 1:
+        jax.distributed.initialize(f"localhost:{port}", num_processes=number, process_id=index)
+    rows = np.load(path, mmap_mode="r")
+    own = rows[len(rows) * index // number : len(rows) * (index + 1) // number]
+    mesh = Mesh(np.array(jax.devices()), ("rows",))
+    dictionary = geode_jax.DictionarySettings(num_trees=1, tree_rows=min(TREE_ROWS, len(rows) // 2))
+    sampler = geode_jax.SamplerSettings(num_warmup=NUM_SWEEPS // 2, num_samples=NUM_SWEEPS // 2, segment_length=20)
+    times: dict[str, float] = {}
+    watch = _Watch()
+    grow, run, graph, cut = single.grow_forest, stages.run_chains, trees.neighbour_graph, trees.partition_rows
+
+    def timed_grow(*arguments: Any) -> Any:
+        with timed(times, "stage one"):
+            return grow(*arguments)
+
+    def timed_run(*arguments: Any) -> Any:
+        with timed(times, "sampler"):
+            return run(*arguments)
+
+    def timed_graph(*arguments: Any) -> Any:
+        with timed(times, "neighbours"):
+            return graph(*arguments)
+
+    def timed_cut(*arguments: Any) -> Any:
+        with timed(times, "cuts"):
+            return cut(*arguments)
+
+    with (
+        mock.patch.object(trees, "neighbour_graph", timed_graph),
+        mock.patch.object(trees, "partition_rows", timed_cut),
+        mock.patch.object(SumOverProcesses, "__call__", watch.sum(SumOverProcesses.__call__)),
+        mock.patch.object(View, "_found", watch.found(View._found)),
+        mock.patch.object(single, "grow_forest", timed_grow),
+        mock.patch.object(stages, "run_chains", timed_run),
+    ):
+        start, before = time.perf_counter(), memory_bytes("RssAnon")
+        geode_jax.fit(jax.random.key(0), own, dictionary=dictionary, sampler=sampler, mesh=mesh, process_local=True)
+        times["fit"] = time.perf_counter() - start
+    times["trees"] = times.pop("neighbours") + times.pop("cuts")
+    watch.end()
+    counts = {"sums": watch.sums, "numbers": watch.numbers, "passes": watch.read / len(own)}
+    return {**times, **counts, "peak": watch.peak - before, "rows": len(own)}
+
+
+def in_processes(path: Path, number: int) -> dict[str, float]:
+    """The slowest and largest of everything, of as many processes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    cores = sorted(os.sched_getaffinity(0))
+    alone = {"OPENBLAS_NUM_THREADS": "1", "LOKY_MAX_CPU_COUNT": "1", "JAX_PLATFORMS": "cpu"}
+    running = []
+    for index in range(number):
+        core = cores[index % len(cores)]
+        case = json.dumps([str(path), index, number, port])
+        command = [sys.executable, "-m", "benchmarks.processes", "--case", case]
+        pin = lambda core=core: os.sched_setaffinity(0, {core})  # noqa: E731
+        environment = {**os.environ, **alone}
+        running.append(
+            subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=pin)
+        )
+    told = [process.communicate()[0] for process in running]
+    if any(process.returncode for process in running):
+        raise SystemExit("a process failed")
+    found = [json.loads(output.splitlines()[-1]) for output in told]
+    return {name: max(own[name] for own in found) for name in found[0]}
+
+
+def tables() -> list[str]:
+    record = load("processes")
+    settings = record["settings"]
+    lines = [
+        f"**Rows that processes bring themselves**, {settings['features']} features, one tree learned from"
+        f" {settings['tree rows']:,} rows, {settings['sweeps']} sweeps; a core each, one machine,"
+        f" `{record['command']}`:",
+        "",
+    ]
+    rows = [
+        [
+            f"{row['rows']:,}",
+            str(row["processes"]),
+            *(f"{row[name]:.0f}" for name in ("trees s", "stage one s", "sampler s", "fit s")),
+            f"{row['sums']:,}",
+            f"{row['summed MB']:.0f}",
+            f"{row['passes']:.0f}",
+            f"{row['peak GB']:.2f}",
+        ]
+        for row in record["rows"]
+    ]
+    head = ["rows", "processes", "trees of the sample, s", "stage one, s", "sampler, s", "fit, s"]
+    return lines + table([*head, "sums", "summed, MB", "rows read, times", "peak of a process, GB"], rows)
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--rows", nargs="+", type=int, default=SIZES)
+    parser.add_argument("--processes", nargs="+", type=int, default=PROCESSES)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.case:
+        print(json.dumps(measure(*json.loads(options.case))))
+        return []
+    sizes, numbers = ((2000,), (2,)) if options.quick else (options.rows, options.processes)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size in sizes:
+            path = Path(folder) / f"{size}.npy"
+            write_rows(path, size)
+            for number in numbers:
+                found = in_processes(path, number)
+                row: dict[str, Any] = {"rows": size, "processes": number}
+                row |= {f"{name} s": round(found[name], 1) for name in ("trees", "stage one", "sampler", "fit")}
+                row |= {"sums": int(found["sums"]), "summed MB": round(8e-6 * found["numbers"], 1)}
+                row |= {"passes": round(found["passes"], 1), "peak GB": round(1e-9 * found["peak"], 2)}
+                rows.append(row)
+                print(row, flush=True)
+    if not options.quick:
+        settings = {"features": NUM_FEATURES, "tree rows": TREE_ROWS, "sweeps": NUM_SWEEPS}
+        write_result("processes", settings, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Rows in several files, one file after the other, without a copy of them in memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+class RowFiles:
+    """Rows of arrays of shape (n_f, D), usually files mapped into memory; read when they are indexed.
+
+    Indexed by rows (a slice, numbers in any order, or a mask), or by a pair of rows and features as an array is.
+    """
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+
+    def __init__(self, files: Sequence[np.ndarray]) -> None:
+        self.files = tuple(files)
+        self._ends = np.cumsum([len(file) for file in self.files])
+        self.shape = int(self._ends[-1]), self.files[0].shape[1]
+        self.dtype = np.result_type(*self.files)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """The indexed rows, or features of them, as a new array."""
+        rows, features = index if isinstance(index, tuple) else (index, slice(None))
+        if not isinstance(features, slice):
+            features = np.ravel(features)
+        number = np.arange(*rows.indices(self.shape[0])) if isinstance(rows, slice) else _numbers(rows)
+        file = np.searchsorted(self._ends, number, side="right")
+        width = len(range(*features.indices(self.shape[1]))) if isinstance(features, slice) else features.size
+        found = np.empty((number.size, width), self.dtype)
+        for place in np.unique(file):
+            own = file == place
+            source = self.files[place]
+            inside = number[own] - (self._ends[place] - len(source))
+            is_run = inside.size > 0 and inside[-1] - inside[0] == inside.size - 1 and (np.diff(inside) == 1).all()
+            part = source[inside[0] : inside[-1] + 1] if is_run else source[inside]
+            found[own] = part[:, features]
+        return found
+
+
+def _numbers(rows: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(rows) if rows.dtype == bool else rows.ravel()
