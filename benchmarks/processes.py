@@ -5,11 +5,16 @@ in stage one, how often stage one reads the rows, and memory beyond the file's. 
 every process does alike, as it decides alike; what grows with the rows is shared.
 
 python -m benchmarks.processes [--quick] [--rows N ...] [--processes P ...]
+python -m benchmarks.processes --large [--rows N]
+
+With --large two processes fit a file of ten million rows in float64, with a limit on the memory of each
+(RLIMIT_DATA) that is below the size of its half of the file.
 """
 
 import argparse
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -35,13 +40,16 @@ from geode_jax.rows.view import View
 NUM_FEATURES, DIMENSION, NUM_SWEEPS = 100, 3, 40
 SIZES, PROCESSES = (400_000, 1_600_000), (1, 2)
 TREE_ROWS = 20_000
+# Of the fit of a large file: its rows, the memory of a process as a share of its half of the file, and settings.
+LARGE_ROWS, LARGE_SHARE = 10_000_000, 0.9
+LARGE_LIMITS = {"max_rank": 4, "num_candidates": 4}
 
 
-def write_rows(path: Path, num_rows: int) -> None:
+def write_rows(path: Path, num_rows: int, dtype: str = "float32") -> None:
     """A curved set of three dimensions in a hundred, with noise, written in parts."""
     rng = np.random.default_rng(0)
     loadings = rng.normal(size=(DIMENSION, NUM_FEATURES))
-    file = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, NUM_FEATURES))
+    file = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=(num_rows, NUM_FEATURES))
     for start in range(0, num_rows, 50_000):
         size = min(50_000, num_rows - start)
         signal = np.tanh(rng.normal(size=(size, DIMENSION)) @ loadings)
@@ -84,14 +92,15 @@ class _Watch:
         return counted
 
 
-def measure(path: str, index: int, number: int, port: int) -> dict[str, float]:
-    """One process's part of a fit, on a core of its own."""
+def measure(path: str, index: int, number: int, port: int, limits: dict[str, int]) -> dict[str, float]:
+    """One process's part of a fit, on a core of its own; `limits`: settings that keep the dictionary small."""
     if number > 1:
         jax.distributed.initialize(f"localhost:{port}", num_processes=number, process_id=index)
     rows = np.load(path, mmap_mode="r")
     own = rows[len(rows) * index // number : len(rows) * (index + 1) // number]
     mesh = Mesh(np.array(jax.devices()), ("rows",))
-    dictionary = geode_jax.DictionarySettings(num_trees=1, tree_rows=min(TREE_ROWS, len(rows) // 2))
+    tree_rows = min(TREE_ROWS, len(rows) // 2)
+    dictionary = geode_jax.DictionarySettings(num_trees=1, tree_rows=tree_rows, **limits)
     sampler = geode_jax.SamplerSettings(num_warmup=NUM_SWEEPS // 2, num_samples=NUM_SWEEPS // 2, segment_length=20)
     times: dict[str, float] = {}
     watch = _Watch()
@@ -130,8 +139,8 @@ def measure(path: str, index: int, number: int, port: int) -> dict[str, float]:
     return {**times, **counts, "peak": watch.peak - before, "rows": len(own)}
 
 
-def in_processes(path: Path, number: int) -> dict[str, float]:
-    """The slowest and largest of everything, of as many processes."""
+def in_processes(path: Path, number: int, bytes_allowed: int | None = None, **limits: int) -> dict[str, float]:
+    """The slowest and largest of everything, of as many processes; each may have so many bytes beside mapped files."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -140,18 +149,45 @@ def in_processes(path: Path, number: int) -> dict[str, float]:
     running = []
     for index in range(number):
         core = cores[index % len(cores)]
-        case = json.dumps([str(path), index, number, port])
+        case = json.dumps([str(path), index, number, port, limits])
         command = [sys.executable, "-m", "benchmarks.processes", "--case", case]
-        pin = lambda core=core: os.sched_setaffinity(0, {core})  # noqa: E731
+
+        def prepare(core: int = core) -> None:
+            os.sched_setaffinity(0, {core})
+            if bytes_allowed is not None:
+                resource.setrlimit(resource.RLIMIT_DATA, (bytes_allowed, bytes_allowed))
+
         environment = {**os.environ, **alone}
         running.append(
-            subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=pin)
+            subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=prepare)
         )
     told = [process.communicate()[0] for process in running]
     if any(process.returncode for process in running):
         raise SystemExit("a process failed")
     found = [json.loads(output.splitlines()[-1]) for output in told]
     return {name: max(own[name] for own in found) for name in found[0]}
+
+
+def large(num_rows: int) -> dict[str, Any]:
+    """Two processes and a file of which none may hold its half in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "large.npy"
+        write_rows(path, num_rows, "float64")
+        half = path.stat().st_size / 2
+        found = in_processes(path, 2, bytes_allowed=int(LARGE_SHARE * half), **LARGE_LIMITS)
+    row: dict[str, Any] = {"rows": num_rows, "processes": 2, "half of the file GB": round(1e-9 * half, 2)}
+    row["memory allowed GB"] = round(1e-9 * LARGE_SHARE * half, 2)
+    row |= _rounded(found)
+    print(row, flush=True)
+    if num_rows == LARGE_ROWS:
+        write_result("processes_large", {"features": NUM_FEATURES, **LARGE_LIMITS, "sweeps": NUM_SWEEPS}, [row])
+    return row
+
+
+def _rounded(found: dict[str, float]) -> dict[str, Any]:
+    row: dict[str, Any] = {f"{name} s": round(found[name], 1) for name in ("trees", "stage one", "sampler", "fit")}
+    row |= {"sums": int(found["sums"]), "summed MB": round(8e-6 * found["numbers"], 1)}
+    return row | {"passes": round(found["passes"], 1), "peak GB": round(1e-9 * found["peak"], 2)}
 
 
 def tables() -> list[str]:
@@ -182,14 +218,17 @@ def tables() -> list[str]:
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
-    parser.add_argument("--rows", nargs="+", type=int, default=SIZES)
+    parser.add_argument("--large", action="store_true", help="a file larger than the memory that is allowed")
+    parser.add_argument("--rows", nargs="+", type=int)
     parser.add_argument("--processes", nargs="+", type=int, default=PROCESSES)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.case:
         print(json.dumps(measure(*json.loads(options.case))))
         return []
-    sizes, numbers = ((2000,), (2,)) if options.quick else (options.rows, options.processes)
+    if options.large:
+        return [large((options.rows or [LARGE_ROWS])[0])]
+    sizes, numbers = ((2000,), (2,)) if options.quick else (options.rows or SIZES, options.processes)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
@@ -197,12 +236,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             write_rows(path, size)
             for number in numbers:
                 found = in_processes(path, number)
-                row: dict[str, Any] = {"rows": size, "processes": number}
-                row |= {f"{name} s": round(found[name], 1) for name in ("trees", "stage one", "sampler", "fit")}
-                row |= {"sums": int(found["sums"]), "summed MB": round(8e-6 * found["numbers"], 1)}
-                row |= {"passes": round(found["passes"], 1), "peak GB": round(1e-9 * found["peak"], 2)}
-                rows.append(row)
-                print(row, flush=True)
+                rows.append({"rows": size, "processes": number, **_rounded(found)})
+                print(rows[-1], flush=True)
     if not options.quick:
         settings = {"features": NUM_FEATURES, "tree rows": TREE_ROWS, "sweeps": NUM_SWEEPS}
         write_result("processes", settings, rows)

@@ -13,21 +13,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import threefry_2x32
 from jax.sharding import Mesh
 
 import geode_jax
 from geode_jax import DictionarySettings, Prior, SamplerSettings
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.fitting.local_rows import bring_rows
+from geode_jax.forest import choices
 from geode_jax.forest.learn import grow_forest
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import sharding
 from geode_jax.gibbs.chain import initial_chain, step
-from geode_jax.learning import moments, subspaces
+from geode_jax.learning import borrowing, evidence, feature_noise, moments, subspaces, units
+from geode_jax.learning.shared_span import learn_whole_span, span_rank
 from geode_jax.math.row_uniforms import _products, uniforms_of_rows
 from geode_jax.model.statistics import Statistics
 from geode_jax.partition.metis import Partition
+from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.processes import ALONE, Processes
+from geode_jax.rows.training import Training
 from geode_jax.settings import SliceMembership
 
 NUM_ROWS = 300
@@ -165,15 +170,27 @@ def _row_statistics(forest):
     [
         ("candidates", (90, 0, 210)),
         ("routed", (200, 100)),
-        ("span", (60, 240)),
+        ("span", (60, 0, 240)),
         ("noise covariance", (299, 1)),
-        pytest.param("all nodes", (100, 150, 50), marks=pytest.mark.slow),
+        pytest.param("all nodes", (100, 0, 150, 50), marks=pytest.mark.slow),
         pytest.param("in sample", (100, 200), marks=pytest.mark.slow),
-        pytest.param("units", (200, 100), marks=pytest.mark.slow),
+        pytest.param("units", (0, 200, 100), marks=pytest.mark.slow),
     ],
 )
-def test_processes_learn_the_forest_of_one(case, sizes):
+@pytest.mark.parametrize("of_samples", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "samples"])
+def test_processes_learn_the_forest_of_one(case, sizes, of_samples, monkeypatch):
+    """Where choices are made by all rows, and where by samples of them."""
     x, settings = _CASES[case]
+    if of_samples:
+        for module, name, number in (
+            (evidence, "LARGEST_SAMPLE", 150),
+            (choices, "LARGEST_SAMPLE", 150),
+            (evidence, "FEWEST_SAMPLED", 5),
+            (units, "LARGEST_SAMPLE", 120),
+            (feature_noise, "ENOUGH_ROWS", 100),
+            (borrowing, "ENOUGH_ROWS", 30),
+        ):
+            monkeypatch.setattr(module, name, number)
     expected = _forest(x, settings)
     found = _Together(sizes)(lambda processes: _forest(x, settings, processes))
     for forest in found:
@@ -217,6 +234,24 @@ def test_moments_of_processes_far_apart_lose_no_digits():
         assert found.largest == whole.largest
 
 
+def test_the_rank_of_a_span_is_that_of_all_rows():
+    """The rows of the first process have one direction, those of the second four, of a third of the size."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(150, 1)) @ rng.normal(size=(1, 12)), rng.normal(size=(60, 4)) @ rng.normal(size=(4, 12)) / 3
+    x = np.concatenate(x) + 0.01 * rng.normal(size=(210, 12))
+    folds = assign_folds(210, 3, rng)
+
+    def rank(processes):
+        own, own_folds = (processes.own_part(table) for table in (x, folds))
+        training = Training(own, 12, own_folds, processes=processes)
+        return span_rank(training, learn_whole_span(training, 0))
+
+    alone = Training(x, 12, folds)
+    expected = span_rank(alone, learn_whole_span(alone, 0))
+    assert expected > 1
+    assert _Together((150, 60))(rank) == [expected, expected]
+
+
 @pytest.mark.parametrize("parent_rows", [0.0, 5.0])
 def test_large_cells_are_learned_from_products_with_few_vectors(monkeypatch, parent_rows):
     """Beyond `EXACT_MAX_SIDE` rows and features no matrix of D x D is made; here the rest is too small to matter."""
@@ -252,6 +287,14 @@ def test_uniforms_of_rows_are_those_of_jax(dtype):
         other = uniforms_of_rows(jax.random.key(0, impl="rbg"), row, 3, dtype)
         assert other.shape == (5, 3)
         assert np.unique(other).size == 15
+    row = np.array([2**31 - 1, 1_300_000_000, 613_566_756, 613_566_757])  # times 7, on both sides of 2**32
+    counts = row[:, None] * 7 + np.arange(7)
+    halves = jnp.asarray(np.concatenate([(counts >> 32).ravel(), (counts & 0xFFFFFFFF).ravel()]), jnp.uint32)
+    with jax_settings(np.float32):
+        first, second = np.split(np.asarray(threefry_2x32(jax.random.key_data(jax.random.key(5)), halves)), 2)
+        expected = ((first ^ second) >> 9).reshape(4, 7) / 2**23
+        found = uniforms_of_rows(jax.random.key(5), jnp.asarray(row, jnp.int32), 7, np.float32)
+        np.testing.assert_array_equal(found, expected.astype(np.float32))
     number = np.array([0, 1, 65535, 77_777_777, 2**31 + 5, 2**32 - 1])
     high, low = (np.asarray(part).astype(object) for part in _products(jnp.asarray(number, jnp.uint32), 1000))
     assert (high * 2**32 + low == number.astype(object) * 1000).all()
@@ -320,7 +363,7 @@ def test_a_mesh_on_which_processes_do_not_follow_each_other(owners):
 
 
 _PROCESS = """
-import os, sys
+import os, pathlib, sys, time
 import jax, numpy as np
 port, number, kind, folder = sys.argv[1:]
 jax.config.update("jax_num_cpu_devices", 2)
@@ -329,26 +372,37 @@ import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings
 from geode_jax._files.checkpoint import Checkpoint
 x = np.load(f"{folder}/x {number}.npy", mmap_mode="r")
-mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
+from geode_jax.gibbs.run import _Run
+mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "chains"))
 if kind == "die":
     write = Checkpoint.write
+    saved = [pathlib.Path(folder, "unfinished", name) for name in ("process 0/chains 1.npz", "process 1/chains 0.npz")]
     def die(self, name, header, arrays):
-        write(self, name, header, arrays)
         if number == "1" and header.get("done") == 30:
+            while saved[0].stat().st_mtime_ns < saved[1].stat().st_mtime_ns:  # until the other has saved 30
+                time.sleep(0.01)
             os._exit(1)
+        write(self, name, header, arrays)
     Checkpoint.write = die
 else:
+    latest = _Run._latest
+    def told(self):
+        found = latest(self)
+        print("goes on from", 0 if found is None else found[0]["done"])
+        return found
+    _Run._latest = told
     wrong = np.array(x)
     if number == "1":
         wrong[3, 2] = np.nan
     others = {"key": jax.random.key(int(number)), "X": x}, {"key": jax.random.key(0), "X": x[:, : 4 + int(number)]}
     for call in ({"key": jax.random.key(0), "X": wrong}, *others):
         try:
-            geode_jax.fit(**call, mesh=mesh, process_local=True)
+            geode_jax.fit(**call, mesh=mesh, process_local=True, sampler=SamplerSettings(num_chains=2))
         except ValueError as error:
             print(error)
+    two_chains = SamplerSettings(num_chains=2)
     try:
-        geode_jax.fit(jax.random.key(0), np.array(x[:2]), mesh=mesh, process_local=True)
+        geode_jax.fit(jax.random.key(0), np.array(x[:2]), mesh=mesh, process_local=True, sampler=two_chains)
     except ValueError as error:
         print(error)
 posterior = geode_jax.fit(
@@ -395,6 +449,7 @@ def test_two_processes_with_their_own_rows_draw_what_one_does(tmp_path):
     assert "X: another process, number 1, has rows that cannot be fitted; its own error says why" in first[1]
     assert "X: expected no missing values here, got 1 NaN (the first in row 3, column 2)" in second[1]
     for output in (first[1], second[1]):
+        assert "goes on from 20" in output
         assert "key: expected the same key and settings in every process, got others" in output
         assert "X: expected as many features in every process, got [4, 5]" in output
         assert "process_local: expected more rows than half the number of features" in output

@@ -19,6 +19,7 @@ import numpy as np
 from geode_jax._files.archive import encode, read_archive, write_archive
 from geode_jax._typing import KeyArray
 from geode_jax._version import __version__
+from geode_jax.rows.processes import Processes
 
 try:
     import fcntl
@@ -53,6 +54,19 @@ class Checkpoint:
     def part(self, name: str) -> "Checkpoint":
         """The checkpoint of a part of the fit, in a subfolder."""
         return Checkpoint(self.folder / name, self.digest)
+
+    def of_process(self, processes: Processes, numbers: list[int]) -> "Checkpoint":
+        """The checkpoint of this process, in a subfolder, where each brings its own rows.
+
+        Its files belong to the rows of all processes, and to these `numbers`, alike in all.
+        """
+        own = np.frombuffer(bytes.fromhex(self.digest), np.uint32).astype(np.int64)
+        everyones = hashlib.sha256(np.array([*processes.each(own).ravel(), *numbers], np.int64).data)
+        return Checkpoint(self.folder / f"process {processes.index}", everyones.hexdigest())
+
+    def forget(self, name: str) -> None:
+        """Remove what was saved under a name, if there is anything."""
+        self._path(name).unlink(missing_ok=True)
 
     def write(self, name: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Save a header and arrays under a name."""

@@ -12,8 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._runtime.jax_settings import jax_settings
 
-# Numbers that are summed at once. Fewer are padded to a power of two, so that a handful of programs serves all sizes.
-LARGEST, SMALLEST = 2**20, 2**8
+# Numbers that are summed at once. With two that tell of the call they are padded to a power of two, so that a handful
+# of programs serves all sizes.
+LARGEST, SMALLEST = 2**20 - 2, 2**8
 
 
 # What the libraries that carry sums between processes say of one that is gone.
@@ -21,16 +22,16 @@ LOST = re.compile("gloo|nccl|heartbeat|coordination service|connection (closed|r
 
 
 @contextlib.contextmanager
-def lost_processes_are_told() -> Iterator[None]:
-    """Context in which a failed exchange with other processes is a RuntimeError that says what to do."""
+def lost_processes_are_told(mesh: Mesh | None) -> Iterator[None]:
+    """Context in which a failed exchange between the processes of a mesh is a RuntimeError that says what to do."""
     try:
         yield
     except (ValueError, jax.errors.JaxRuntimeError) as error:
-        if not LOST.search(str(error)):
+        if mesh is None or not mesh.is_multi_process or not LOST.search(str(error)):
             raise
         raise RuntimeError(
-            "another process of this fit died, or ended with an error, which it tells; start all of them again (with"
-            " the same checkpoint, the fit goes on from the last segment that all have saved)"
+            "another process of this fit died, or ended with an error of its own; start all of them again (with the"
+            " same checkpoint, the fit goes on from the last segment that all have saved)"
         ) from error
 
 
@@ -45,7 +46,7 @@ class SumOverProcesses:
         mesh = Mesh(np.array(devices), ("processes",))
         self._number, self._apart = len(devices), NamedSharding(mesh, PartitionSpec("processes"))
         self._add = jax.jit(lambda parts: jnp.sum(parts, axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
-        self._thread = threading.get_ident()
+        self._thread, self._calls = threading.get_ident(), 0
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """The sum, (m,), of everyone's `values`, (m,), in float64."""
@@ -53,10 +54,18 @@ class SumOverProcesses:
         found = np.empty(values.size)
         for start in range(0, values.size, LARGEST):
             part = values[start : start + LARGEST]
-            padded = np.zeros((1, max(SMALLEST, 1 << (part.size - 1).bit_length())))
-            padded[0, : part.size] = part
+            self._calls += 1
+            told = np.array([self._calls, part.size])
+            padded = np.zeros((1, max(SMALLEST, 1 << (part.size + 1).bit_length())))
+            padded[0, :2], padded[0, 2 : 2 + part.size] = told, part
             with jax_settings(np.float64):
                 shape = self._number, padded.shape[1]
                 parts = jax.make_array_from_process_local_data(self._apart, padded, shape)
-                found[start : start + LARGEST] = np.asarray(self._add(parts))[: part.size]
+                total = np.asarray(self._add(parts))
+            if (total[:2] != self._number * told).any():
+                raise RuntimeError(
+                    "the processes have come to different trees or choices; they need the same versions of all"
+                    " packages, and machines alike"
+                )
+            found[start : start + LARGEST] = total[2 : 2 + part.size]
         return found

@@ -40,10 +40,10 @@ def bring_rows(
         add = SumOverProcesses([first[member] for member in members])
         processes = Processes((0,) * len(members), index, add)
     data: np.ndarray | RowFiles = np.zeros((0, 0))
-    error = None
+    error: Exception | None = None
     try:
         data = checked_rows(X, min_rows=0, allow_nan=False)
-    except (TypeError, ValueError) as found:
+    except Exception as found:  # whatever it is, the other processes must be told
         error = found
     call = hashlib.sha256(json.dumps([encode(item) for item in settings]).encode())
     call.update(np.asarray(jax.random.key_data(key)).data)

@@ -7,22 +7,25 @@ from geode_jax.forest.plan import Plan
 from geode_jax.settings import SamplerSettings
 
 
-def bytes_needed(plan: Plan, sampler: SamplerSettings, itemsize: int, *, is_mapped: bool = False) -> dict[str, int]:
+def bytes_needed(
+    plan: Plan, sampler: SamplerSettings, itemsize: int, *, num_rows: int | None = None, is_mapped: bool = False
+) -> dict[str, int]:
     """Bytes of the large arrays of a fit.
 
     Dictionaries are learned once from all rows and once without each fold. The sampler's additional arrays for rows
-    with missing features (:class:`geode_jax.MissingRows`) are not counted. `is_mapped`: complete rows of a
-    memory-mapped file are not copied.
+    with missing features (:class:`geode_jax.MissingRows`) are not counted. `num_rows`: those of this process, where
+    that is not all. `is_mapped`: complete rows of a memory-mapped file are not copied.
     """
+    num_rows = plan.num_rows if num_rows is None else num_rows
     num_trees, rank = plan.request.num_trees, plan.max_rank
     nodes = num_trees * plan.num_nodes
-    pairs = num_trees * plan.num_rows * plan.num_candidates(rank)
+    pairs = num_trees * num_rows * plan.num_candidates(rank)
     draws = nodes * sampler.num_chains * sampler.num_samples
     # the rows, and a copy whitened for one dictionary at a time
     noise = plan.request.noise_covariance
     copies = 1 if noise is None or plan.num_features > noise.max_features else 2
     return {
-        "rows": itemsize * (copies - is_mapped) * plan.num_rows * plan.num_features,
+        "rows": itemsize * (copies - is_mapped) * num_rows * plan.num_features,
         "dictionaries": itemsize * plan.num_holdouts * nodes * plan.num_features * (rank + 1),
         "statistics": itemsize * pairs * (rank + 1),
         "draws": draws * (2 * itemsize + 1) * rank,

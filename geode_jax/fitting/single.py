@@ -1,6 +1,5 @@
 """From an array to a posterior: stage one, then stage two."""
 
-import dataclasses
 import os
 from functools import partial
 from typing import Any
@@ -67,10 +66,13 @@ def fit(
       the same call on the same data, and gets the same posterior, on its own devices.
     - `process_local`: X holds only the rows of this process, any number of them, none included; each process passes its
       own, as to `jax.make_array_from_process_local_data`. They are taken in the order of the processes along the axis
-      ``rows`` of the mesh, along which every process has devices of its own. No process holds rows of another but a
-      few: those that trees are learned from (``DictionarySettings.tree_rows``), and samples of thousands. The posterior
-      is that of one process with all rows, up to the order of sums. Rows must be complete, and more than half as many
-      as features. Every process needs a folder of the same name for the `checkpoint`, which may be shared.
+      ``rows`` of the mesh, along which every process has devices of its own. Processes exchange sums over their rows,
+      and some rows: those that trees are learned from (``DictionarySettings.tree_rows``), samples of a few thousand,
+      and cells with fewer rows than features. The posterior is that of one process with all rows, up to the order of
+      sums (with a threefry key, as `jax.random.key` makes by default; cells of more than 1500 rows and features
+      are decomposed by another randomised method). Rows must be complete, and more than half as many as features;
+      machines and versions must be alike. Every process needs a folder of the same name for the `checkpoint`, which may
+      be shared. Ctrl-C must reach every process, and draws made so far are not returned.
 
     Interrupted by Ctrl-C after warm-up, it returns the draws made so far, with a RuntimeWarning.
 
@@ -94,8 +96,9 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
     key = check_key(key)
     processes = ALONE
     if request.process_local:
-        settings = [request.dictionary, request.prior, request.sampler, request.dtype.name]
-        data, processes, devices = bring_rows(X, request.mesh, key, settings)
+        settings = [request.dictionary, request.prior, request.sampler, request.dtype.name, request.checkpoint is None]
+        with lost_processes_are_told(request.mesh):
+            data, processes, devices = bring_rows(X, request.mesh, key, settings)
     if processes.is_alone:
         data = checked_rows(X, min_rows=2, allow_nan=True)
         plan = plan_of(data, request.dictionary).on_mesh(request.row_devices)
@@ -106,21 +109,22 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
         request.check_missing()
     files = data.files if isinstance(data, RowFiles) else (data,)
     is_mapped = is_memory_mapped(files[0]) and plan.num_partial == 0
-    own = dataclasses.replace(plan, num_rows=max(1, len(data)))
-    warn_if_too_large(bytes_needed(own, request.sampler, request.dtype.itemsize, is_mapped=is_mapped))
+    needed = bytes_needed(plan, request.sampler, request.dtype.itemsize, num_rows=len(data), is_mapped=is_mapped)
+    warn_if_too_large(needed)
     with (
-        lost_processes_are_told(),
+        lost_processes_are_told(request.mesh),
         jax_settings(request.dtype),
         request.open_checkpoint(key, list(files)) as kept,
         progress_bar(request.progress) as show,
     ):
         if kept is not None and not processes.is_alone:
-            kept = kept.part(f"process {processes.index}")
+            kept = kept.of_process(processes, [*processes.sizes, *devices])
         key_forest, key_sample = jax.random.split(key)
         # one bar for both stages: the first tenth is stage one
         learn = part_of(show, 0.0, 0.1)
         ahead = CompileAhead(key_sample, request)
-        grow = partial(grow_forest, key_forest, data, plan, request.dtype, learn, ahead.start, processes)
+        on_shapes = ahead.start if request.mesh is None else None
+        grow = partial(grow_forest, key_forest, data, plan, request.dtype, learn, on_shapes, processes)
         forest = kept_forest(kept, grow, request.mesh, processes)
         ahead.wait()
         show_sampling = part_of(show, 0.1, 1.0)

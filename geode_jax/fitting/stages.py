@@ -103,13 +103,12 @@ class CompileAhead:
         self._running: list[Future[None]] = []
 
     def start(self, forest: Forest) -> None:
-        """Begin to compile for a forest of shapes in place of arrays. Programs for a mesh are not compiled ahead."""
-        if self._request.mesh is None:
-            pool = ThreadPoolExecutor(1, thread_name_prefix="geode_jax-compile")
-            # local to the user's thread, where it is set as a context
-            device = jax.config.jax_default_device  # type: ignore[attr-defined]
-            self._running.append(pool.submit(self._compile, forest, device))
-            pool.shutdown(wait=False)
+        """Begin to compile for a forest of shapes in place of arrays, on the default device: not for a mesh."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="geode_jax-compile")
+        # local to the user's thread, where it is set as a context
+        device = jax.config.jax_default_device  # type: ignore[attr-defined]
+        self._running.append(pool.submit(self._compile, forest, device))
+        pool.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait for what was begun: to compile a program twice would take longer."""

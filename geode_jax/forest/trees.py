@@ -8,6 +8,7 @@ from geode_jax.forest.plan import Plan
 from geode_jax.learning.feature_noise import middle_cells
 from geode_jax.partition.metis import Partition, partition_rows, route_rows
 from geode_jax.partition.neighbours import neighbour_graph
+from geode_jax.rows.processes import Processes
 from geode_jax.rows.row_space import row_coordinates, uses_row_space
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, as_array
@@ -25,6 +26,7 @@ def grow_trees(
     for number, seed in enumerate(seeds):
         show(0.4 * number / len(seeds), "growing trees")
         partitions.append(_grow_tree(near, training, plan, number, seed))
+    del near
     show(0.4, "noise scales")
     return partitions, noise_scales(x, is_observed, middle_cells(partitions[0]), plan.noise(seeds[0]))
 
@@ -38,12 +40,27 @@ def _grow_tree(x: Rows, training: Training, plan: Plan, number: int, seed: int) 
     num_rows, processes = training.num_rows, training.processes
     num_neighbors = min(plan.tree.num_neighbors + 2 * number, num_rows - 1)
     if plan.tree_rows >= num_rows:
-        x = as_array(x)
-        graph = neighbour_graph(x, num_neighbors, seed)
-        return partition_rows(x, graph, depth, min_cell_size, seed).divided(processes)
+        return _cut(as_array(x), num_neighbors, depth, min_cell_size, seed, processes).divided(processes)
     known = np.sort(np.random.default_rng(seed).choice(num_rows, plan.tree_rows, replace=False))
     some = processes.joined(x[processes.own(known)])
-    graph = neighbour_graph(some, min(num_neighbors, known.size - 1), seed)
     fewest = max(2, min_cell_size * known.size // num_rows)
-    partition = partition_rows(some, graph, depth, fewest, seed)
+    partition = _cut(some, min(num_neighbors, known.size - 1), depth, fewest, seed, processes)
     return route_rows(x, some, partition, known, min_cell_size, processes)
+
+
+def _cut(
+    x: np.ndarray, num_neighbors: int, depth: int, min_cell_size: int, seed: int, processes: Processes
+) -> Partition:
+    """The partition of rows that every process has: found by the first process for all.
+
+    An approximate search for neighbours may find others on another machine.
+    """
+    if processes.index > 0:
+        place, is_present = np.zeros(x.shape[0], dtype=int), np.zeros(2 ** (depth + 1) - 1, dtype=int)
+        found = processes.total(place), processes.total(is_present)
+        return Partition.of_leaves(depth, found[0], found[1] > 0)
+    partition = partition_rows(x, neighbour_graph(x, num_neighbors, seed), depth, min_cell_size, seed)
+    if not processes.is_alone:
+        processes.total(partition.leaf_order())
+        processes.total(partition.is_present.astype(int))
+    return partition

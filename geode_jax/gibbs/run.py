@@ -31,7 +31,6 @@ from geode_jax.gibbs.sharding import (
     place_own,
     place_problem,
     with_all_axes,
-    without_rows,
 )
 from geode_jax.model.draw import Adaptation, Draw
 from geode_jax.model.problem import Problem
@@ -173,7 +172,7 @@ def run_chains(
             if on_segment is not None:
                 on_segment(min(run.done, run.total), run.total)
     except KeyboardInterrupt:
-        if run.kept:
+        if run.kept and processes.is_alone:  # processes may have kept different numbers of draws
             raise Interrupted(run.samples()) from None
         raise
     return run.samples()
@@ -202,7 +201,7 @@ class _Run:
             self.problems = jax.device_put(problems)
         else:
             if self.mesh.is_multi_process:
-                check_same(problems if processes.is_alone else without_rows(problems))
+                check_same(problems, processes)
             self.problems = place_problem(problems, self.mesh, None if processes.is_alone else processes.sizes)
             start, self.keys = (place(part, NamedSharding(self.mesh, BY_CHAIN)) for part in (start, self.keys))
         self.total = _num_sweeps(settings)
@@ -260,7 +259,10 @@ class _Run:
         own = np.array([0 if found is None else found[0]["done"] for found in kept])
         everyones = self.processes.each(own)
         common = [done for done in own.tolist() if done and (everyones == done).any(axis=1).all()]
-        return kept[own.tolist().index(max(common))] if common else None
+        latest = max(common, default=0)
+        for number in np.flatnonzero(own > latest).tolist():  # it must not be taken for that of the run that follows
+            self.checkpoint.forget(f"chains {number}")
+        return kept[own.tolist().index(latest)] if common else None
 
     def advance(self) -> None:
         """Run one more segment, and send off the one after it before draws are copied to the host."""

@@ -22,6 +22,7 @@ from geode_jax.model.on_host import on_host
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
 from geode_jax.model.statistics import ROW_BLOCKS, Statistics
+from geode_jax.rows.processes import ALONE, Processes
 
 TREES, CHAINS, ROWS = "trees", "chains", "rows"
 BY_TREE = PartitionSpec(TREES)
@@ -134,23 +135,29 @@ def _spread(statistics: AnyStatistics, num_nodes: int, num_devices: int) -> AnyS
     return on_host(type(statistics), **fields | {"row_blocks": row_blocks})
 
 
-def without_rows(problems: Problem) -> Problem:
-    """The problem without what there is of the rows: all processes have the same."""
-    return eqx.tree_at(lambda it: (it.statistics, it.partial), problems, (None, None), is_leaf=lambda it: it is None)
-
-
-def check_same(problems: Problem) -> None:
+def check_same(problems: Problem, processes: Processes = ALONE) -> None:
     """Raise ValueError unless every process has the same problem: each process learned it separately.
 
+    Where `processes` bring their own rows, but for what there is of the rows.
     Of every array only some numbers are compared, evenly spaced. Dictionaries are learned from all rows, so that a
     difference in any row shows in nearly all statistics.
     """
+    if not processes.is_alone:
+        problems = eqx.tree_at(lambda it: it.statistics, problems, None)
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(problems):
         flat = leaf.reshape(-1)
         digest.update(np.ascontiguousarray(flat[:: 1 + flat.size // NUMBERS_COMPARED]).data)
+    own = np.frombuffer(digest.digest(), np.uint8)
+    if not processes.is_alone:
+        if (processes.each(own.astype(np.int64)) != own).any():
+            raise ValueError(
+                "mesh: expected every process to learn the same trees and dictionaries, bit for bit; that takes the"
+                " same versions of all packages, and machines alike"
+            )
+        return
     try:
-        multihost_utils.assert_equal(np.frombuffer(digest.digest(), np.uint8))
+        multihost_utils.assert_equal(own)
     except AssertionError:
         raise ValueError(
             "mesh: expected every process to call with the same data, key and settings, and with the same versions of"

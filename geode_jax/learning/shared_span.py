@@ -107,7 +107,10 @@ def _mean_squares(
 
 def _coordinates(x: Rows, centre: np.ndarray, basis: np.ndarray) -> np.ndarray:
     """Coordinates of the rows, (n, r), computed in blocks: no centred copy of all rows is made."""
-    return np.concatenate([(x[rows] - centre) @ basis for rows in slices(*x.shape)])
+    found = np.empty((x.shape[0], basis.shape[1]), np.result_type(x.dtype, centre, basis))
+    for rows in slices(*x.shape):
+        found[rows] = (x[rows] - centre) @ basis
+    return found
 
 
 def learn_subspaces_in_span(

@@ -252,6 +252,7 @@ class _Cells:
 
     def centres(self, node: int) -> np.ndarray:
         """The mean of the cell's rows under every holdout, (H, D); that of all of them where a holdout leaves none."""
+        self._joined.pop(node, None)
         cell, num_rows = self._x[self._partition.cell(node)], self._partition.size(node)
         if self._processes.is_alone:
             return np.stack([cell[mask].mean(axis=0) if mask.any() else cell.mean(axis=0) for mask in self._kept(node)])

@@ -52,6 +52,13 @@ class Partition(NamedTuple):
             raise ValueError(f"node {node} is absent")
         return rows
 
+    @classmethod
+    def of_leaves(cls, depth: int, place: np.ndarray, is_present: np.ndarray) -> "Partition":
+        """The partition of these nodes, (K,), in which rows have these leaves, as in :meth:`leaf_order`."""
+        scale = [(node + 1).bit_length() - 1 for node in range(is_present.size)]
+        at = [np.flatnonzero(place >> (depth - own) == node + 1 - 2**own) for node, own in enumerate(scale)]
+        return cls(depth, tuple(rows if here else None for rows, here in zip(at, is_present.tolist(), strict=True)))
+
     def divided(self, processes: Processes) -> "Partition":
         """The same partition, of all rows, with this process's rows in the cells."""
         if processes.is_alone:
