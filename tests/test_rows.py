@@ -13,7 +13,7 @@ from geode_jax._checks import check_training_data, is_memory_mapped
 from geode_jax.fitting import single
 from geode_jax.rows.blocks import BLOCK_NUMBERS
 from geode_jax.rows.files import RowFiles
-from geode_jax.rows.view import View, as_array, divide, taken
+from geode_jax.rows.view import Product, View, as_array, divide, taken
 
 WIDE, TALL, PICTURES, CANDIDATES = "wide", "tall", "noise with a shape", "candidates"
 
@@ -49,6 +49,18 @@ def test_a_view_is_what_the_array_would_be(data, index):
     found = view[index]
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, whole[index])
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_rows_times_matrices_are_computed_when_they_are_read(data, index):
+    """One matrix for all, and one for each kind of row; rows of no kind are left unchanged."""
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=(2, 7, 7))
+    which = rng.integers(-1, 2, 50)
+    x = data.astype(np.float64)
+    expected = np.where((which == 0)[:, None], x @ one, np.where((which == 1)[:, None], x @ other, x))
+    np.testing.assert_allclose(Product(x, [one, other], which)[index], expected[index], rtol=1e-12)
+    np.testing.assert_allclose(as_array(Product(x, [other])), x @ other, rtol=1e-12)
 
 
 @pytest.mark.parametrize("index", [*INDICES, slice(None), slice(45, 99), np.arange(0)], ids=str)

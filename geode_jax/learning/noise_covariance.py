@@ -34,7 +34,7 @@ from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import each_fold, fold_sizes
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.training import Training
-from geode_jax.rows.view import Rows
+from geode_jax.rows.view import Product, Rows
 
 NUM_ROUNDS = 3
 # Nats per row and feature that a noise covariance must gain: with one, predictions cost O(D^2).
@@ -149,9 +149,9 @@ def learn_whitened_subspaces(
         for partition, options in trees
     ]
     ranks = np.zeros((len(trees), len(holdouts), len(trees[0][0].cells)), np.int32)
-    whitened = np.empty(x.shape, x.dtype)  # the only copy, overwritten for every root
+    scratch = _scratch(x, processes)
 
-    def learn(tree: int, number: int, shared: list[Cell]) -> None:
+    def learn(whitened: Rows, tree: int, number: int, shared: list[Cell]) -> None:
         partition, options = trees[tree]
         centres, bases = found[tree]
         own = centres[number : number + 1], bases[number : number + 1]
@@ -160,27 +160,44 @@ def learn_whitened_subspaces(
 
     for number, root in enumerate(roots):
         on_share(number / len(holdouts))
-        _multiply(x, root.whitening, out=whitened)
+        whitened = _whitened(x, root, scratch)
         shared = learn_root(whitened, trees[0][1], folds, [holdouts[number]], processes)
         # whole trees side by side: the few cells of a tree's first scales would leave cores idle
-        learn_tree = functools.partial(learn, number=number, shared=shared)
+        learn_tree = functools.partial(learn, whitened, number=number, shared=shared)
         parallel_map(learn_tree, range(len(trees)), in_order=not processes.is_alone)
     return [with_common_ranks(*arrays, own) for arrays, own in zip(found, ranks, strict=True)]
 
 
-def _multiply(x: Rows, matrix: np.ndarray, out: np.ndarray) -> None:
-    matrix = matrix.astype(x.dtype)
+def _scratch(x: Rows, processes: Processes) -> np.ndarray | None:
+    """Memory for the whitened rows, the only copy; none where processes bring rows that may be more than memory."""
+    return np.empty(x.shape, x.dtype) if processes.is_alone else None
+
+
+def _whitened(x: Rows, root: NoiseRoot, scratch: np.ndarray | None) -> Rows:
+    """Rows whitened by a root: written to `scratch`, or computed when they are read."""
+    if scratch is None:
+        return Product(x, [root.whitening])
+    matrix = root.whitening.astype(x.dtype)
     for rows in slices(*x.shape):
-        np.matmul(x[rows], matrix, out=out[rows])
+        np.matmul(x[rows], matrix, out=scratch[rows])
+    return scratch
 
 
 def whiten(x: np.ndarray, roots: list[NoiseRoot], folds: np.ndarray) -> np.ndarray:
-    """Rows of x, (n, D), whitened in place, each by the root without its fold; rows in no fold are left unchanged."""
+    """Rows of x, (n, D), whitened in place, each by the root without its fold; rows in no fold are left unchanged.
+
+    :func:`whitened_view` gives the same without a copy of the rows.
+    """
     for fold, root in enumerate(roots[1:]):
         matrix, rows = root.whitening.astype(x.dtype), np.flatnonzero(folds == fold)
         for block in slices(rows.size, x.shape[1]):
             x[rows[block]] = x[rows[block]] @ matrix
     return x
+
+
+def whitened_view(x: Rows, roots: list[NoiseRoot], folds: np.ndarray) -> Product:
+    """:func:`whiten`, computed when rows are read."""
+    return Product(x, [root.whitening for root in roots[1:]], folds)
 
 
 def deviation_off_subspaces(
@@ -210,9 +227,9 @@ def _residuals_along_axes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sums over whitened rows, along every axis, of squared residuals and of the shares of the noise they keep."""
     square, share = np.zeros(x.shape[1]), np.full(x.shape[1], np.finfo(x.dtype).eps)
-    whitened = np.empty(x.shape, x.dtype)
+    scratch = _scratch(x, cells.processes)
     for fold, root in enumerate(roots):
-        _multiply(x, root.whitening, out=whitened)
+        whitened = _whitened(x, root, scratch)
         found = learn_subspaces(whitened, cells, options, folds, [(fold,)])
         for node in range(len(cells.cells)):
             rows = cells.cell(node)

@@ -4,6 +4,7 @@ Stage one reads some rows at a time. So it need not hold a second array as large
 only tries, and no array at all where the data are a file mapped into memory.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -48,6 +49,32 @@ class View:
         if self._shift is not None:
             found = found - self._shift[features]
         return np.asarray(found / self._divisors[features], self.dtype)
+
+
+class Product(View):
+    """Rows ``source @ matrices[which]``, (n, D), computed when they are indexed.
+
+    `matrices`: (D, D) each. `which`, (n,): the matrix of every row, -1 where the row is left unchanged; None is the
+    first for all.
+    """
+
+    def __init__(self, source: "Rows", matrices: Sequence[np.ndarray], which: np.ndarray | None = None) -> None:
+        self.shape, self.dtype = source.shape, source.dtype
+        self._source = source
+        self._matrices = [matrix.astype(self.dtype) for matrix in matrices]
+        self._which = np.zeros(source.shape[0], dtype=np.int8) if which is None else which
+
+    def _found(self, index: Any) -> np.ndarray:
+        rows, features = (np.ravel(part) if isinstance(part, np.ndarray) else part for part in _pair(index))
+        found, which = np.array(self._source[rows]), self._which[rows]
+        for number in np.unique(which[which >= 0]):
+            own = which == number
+            found[own] = found[own] @ self._matrices[number]
+        return found[:, features]
+
+
+def _pair(index: Any) -> tuple[Any, Any]:
+    return index if isinstance(index, tuple) else (index, slice(None))
 
 
 Rows: TypeAlias = np.ndarray | View
