@@ -30,7 +30,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import geode_jax
-from benchmarks.common import ROOT, memory_bytes, timed, write_result
+from benchmarks.common import RESULTS, ROOT, memory_bytes, timed, write_result
 from benchmarks.tables import load, table
 from geode_jax._runtime.collectives import SumOverProcesses
 from geode_jax.fitting import single, stages
@@ -212,7 +212,20 @@ def tables() -> list[str]:
         for row in record["rows"]
     ]
     head = ["rows", "processes", "trees of the sample, s", "stage one, s", "sampler, s", "fit, s"]
-    return lines + table([*head, "sums", "summed, MB", "rows read, times", "peak of a process, GB"], rows)
+    lines += table([*head, "sums", "summed, MB", "rows read, times", "peak of a process, GB"], rows)
+    if not (RESULTS / "processes_large.json").exists():
+        return lines
+    large = load("processes_large")
+    (row,), limits = large["rows"], large["settings"]
+    return [
+        *lines,
+        "",
+        f"A file of {row['rows']:,} rows of {limits['features']} features in float64, {2 * row['half of the file GB']:.0f}"
+        f" GB, and two processes with {row['memory allowed GB']:.1f} GB each (RLIMIT_DATA; rank {limits['max_rank']},"
+        f" {limits['num_candidates']} candidates): stage one {row['stage one s']:.0f} s, sampler {row['sampler s']:.0f} s,"
+        f" a peak of {row['peak GB']:.1f} GB beyond the process's start, rows read {row['passes']:.0f} times,"
+        f" {row['sums']} sums of {row['summed MB']:.0f} MB together (`{large['command']}`).",
+    ]
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
