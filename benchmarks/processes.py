@@ -215,16 +215,18 @@ def tables() -> list[str]:
     lines += table([*head, "sums", "summed, MB", "rows read, times", "peak of a process, GB"], rows)
     if not (RESULTS / "processes_large.json").exists():
         return lines
-    large = load("processes_large")
-    (row,), limits = large["rows"], large["settings"]
+    record = load("processes_large")
+    (row,), limits = record["rows"], record["settings"]
+    gigabytes = 2 * row["half of the file GB"]
     return [
         *lines,
         "",
-        f"A file of {row['rows']:,} rows of {limits['features']} features in float64, {2 * row['half of the file GB']:.0f}"
-        f" GB, and two processes with {row['memory allowed GB']:.1f} GB each (RLIMIT_DATA; rank {limits['max_rank']},"
-        f" {limits['num_candidates']} candidates): stage one {row['stage one s']:.0f} s, sampler {row['sampler s']:.0f} s,"
+        f"A file of {row['rows']:,} rows of {limits['features']} features in float64, {gigabytes:.0f} GB, and two"
+        f" processes with {row['memory allowed GB']:.1f} GB each (RLIMIT_DATA; rank {limits['max_rank']},"
+        f" {limits['num_candidates']} candidates): stage one {row['stage one s']:.0f} s, {limits['sweeps']} sweeps"
+        f" {row['sampler s']:.0f} s,"
         f" a peak of {row['peak GB']:.1f} GB beyond the process's start, rows read {row['passes']:.0f} times,"
-        f" {row['sums']} sums of {row['summed MB']:.0f} MB together (`{large['command']}`).",
+        f" {row['sums']} sums of {row['summed MB']:.0f} MB together (`{record['command']}`).",
     ]
 
 

@@ -191,7 +191,7 @@ class _Run:
         settings: SamplerSettings,
         checkpoint: Checkpoint | None,
         mesh: Mesh | None,
-        processes: Processes,
+        processes: Processes = ALONE,
     ) -> None:
         self.settings, self.checkpoint, self.processes = settings, checkpoint, processes
         self.mesh = None if mesh is None else with_all_axes(mesh)
