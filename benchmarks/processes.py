@@ -92,8 +92,13 @@ class _Watch:
         return counted
 
 
-def measure(path: str, index: int, number: int, port: int, limits: dict[str, int]) -> dict[str, float]:
+def measure(
+    path: str, index: int, number: int, port: int, limits: dict[str, int], core: int, bytes_allowed: int | None
+) -> dict[str, float]:
     """One process's part of a fit, on a core of its own; `limits`: settings that keep the dictionary small."""
+    os.sched_setaffinity(0, {core})  # before JAX starts its threads
+    if bytes_allowed is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (bytes_allowed, bytes_allowed))
     if number > 1:
         jax.distributed.initialize(f"localhost:{port}", num_processes=number, process_id=index)
     rows = np.load(path, mmap_mode="r")
@@ -148,19 +153,10 @@ def in_processes(path: Path, number: int, bytes_allowed: int | None = None, **li
     alone = {"OPENBLAS_NUM_THREADS": "1", "LOKY_MAX_CPU_COUNT": "1", "JAX_PLATFORMS": "cpu"}
     running = []
     for index in range(number):
-        core = cores[index % len(cores)]
-        case = json.dumps([str(path), index, number, port, limits])
+        case = json.dumps([str(path), index, number, port, limits, cores[index % len(cores)], bytes_allowed])
         command = [sys.executable, "-m", "benchmarks.processes", "--case", case]
-
-        def prepare(core: int = core) -> None:
-            os.sched_setaffinity(0, {core})
-            if bytes_allowed is not None:
-                resource.setrlimit(resource.RLIMIT_DATA, (bytes_allowed, bytes_allowed))
-
         environment = {**os.environ, **alone}
-        running.append(
-            subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=prepare)
-        )
+        running.append(subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True))
     told = [process.communicate()[0] for process in running]
     if any(process.returncode for process in running):
         raise SystemExit("a process failed")
@@ -174,7 +170,9 @@ def large(num_rows: int) -> dict[str, Any]:
         path = Path(folder) / "large.npy"
         write_rows(path, num_rows, "float64")
         half = path.stat().st_size / 2
-        found = in_processes(path, 2, bytes_allowed=None if num_rows < 5e6 else int(LARGE_SHARE * half), **LARGE_LIMITS)
+        # of a small file less than the programs take
+        allowed = int(LARGE_SHARE * half) if num_rows >= LARGE_ROWS else None
+        found = in_processes(path, 2, bytes_allowed=allowed, **LARGE_LIMITS)
     row: dict[str, Any] = {"rows": num_rows, "processes": 2, "half of the file GB": round(1e-9 * half, 2)}
     row["memory allowed GB"] = round(1e-9 * LARGE_SHARE * half, 2)
     row |= _rounded(found)
