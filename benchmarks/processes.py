@@ -1,8 +1,8 @@
 """Fits of rows that processes bring themselves: a core each, their parts of one file mapped into memory.
 
 One process with all rows against several with a part each: seconds of the stages, what the processes tell each other
-in stage one, how often stage one reads the rows, and memory beyond the file's. Trees are learned from a sample, which
-every process does alike, as it decides alike; what grows with the rows is shared.
+in stage one, how often stage one reads the rows, and memory beyond the file's. The first process learns the trees from
+a sample, and choices are made by all alike; what grows with the rows is shared.
 
 python -m benchmarks.processes [--quick] [--rows N ...] [--processes P ...]
 python -m benchmarks.processes --large [--rows N]

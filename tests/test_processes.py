@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -20,7 +21,7 @@ import geode_jax
 from geode_jax import DictionarySettings, Prior, SamplerSettings
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.fitting.local_rows import bring_rows
-from geode_jax.forest import choices
+from geode_jax.forest import choices, trees
 from geode_jax.forest.learn import grow_forest
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import sharding
@@ -192,7 +193,12 @@ def test_processes_learn_the_forest_of_one(case, sizes, of_samples, monkeypatch)
         ):
             monkeypatch.setattr(module, name, number)
     expected = _forest(x, settings)
-    found = _Together(sizes)(lambda processes: _forest(x, settings, processes))
+    assert (expected.noise_root is not None) == (case == "noise covariance")
+    assert (expected.found.span_rank is not None) == (case == "span")
+    assert expected.found.decisions[0].taken == ("one for each feature" if case == "units" else "one for all features")
+    with mock.patch.object(trees, "partition_rows", side_effect=trees.partition_rows) as cut:
+        found = _Together(sizes)(lambda processes: _forest(x, settings, processes))
+    assert cut.call_count == expected.num_trees  # by the first process alone
     for forest in found:
         assert forest.found.rank == expected.found.rank
         assert [str(one) for one in forest.found.decisions] == [str(one) for one in expected.found.decisions]

@@ -112,7 +112,10 @@ def test_files_that_cannot_be_fitted(data, tmp_path):
             TypeError,
             saved("whole.npy", np.ones((3, 7), int)),
         ),
-        r"X: .*narrow.npy: expected 7 features": (ValueError, saved("narrow.npy", data[:, 1:])),
+        r"X: .*narrow.npy: expected 7 features as in the first file, got 6": (
+            ValueError,
+            saved("narrow.npy", data[:, 1:]),
+        ),
         r"X: .*hidden.npy: expected no missing values here, got 1 NaN": (ValueError, saved("hidden.npy", hidden)),
     }
     for message, (kind, name) in cases.items():

@@ -17,8 +17,12 @@ from geode_jax._runtime.jax_settings import jax_settings
 LARGEST, SMALLEST = 2**20 - 2, 2**8
 
 
-# What the libraries that carry sums between processes say of one that is gone.
-LOST = re.compile("gloo|nccl|heartbeat|coordination service|connection (closed|reset)", re.IGNORECASE)
+# What XLA says where the libraries that carry sums between processes have lost one of them.
+LOST = re.compile(
+    "(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|FAILED_PRECONDITION|DEADLINE_EXCEEDED): "
+    ".*(gloo|nccl|heartbeat|coordination|connection)",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 @contextlib.contextmanager
@@ -27,7 +31,7 @@ def lost_processes_are_told(mesh: Mesh | None) -> Iterator[None]:
     try:
         yield
     except (ValueError, jax.errors.JaxRuntimeError) as error:
-        if mesh is None or not mesh.is_multi_process or not LOST.search(str(error)):
+        if mesh is None or not mesh.is_multi_process or not LOST.match(str(error)):
             raise
         raise RuntimeError(
             "another process of this fit died, or ended with an error of its own; start all of them again (with the"

@@ -22,8 +22,9 @@ def bytes_needed(
     pairs = num_trees * num_rows * plan.num_candidates(rank)
     draws = nodes * sampler.num_chains * sampler.num_samples
     # the rows, and a copy whitened for one dictionary at a time
-    noise = plan.request.noise_covariance
-    copies = 1 if noise is None or plan.num_features > noise.max_features else 2
+    noise, is_divided = plan.request.noise_covariance, num_rows < plan.num_rows
+    has_none = noise is None or plan.num_features > noise.max_features or (is_mapped and is_divided)
+    copies = 1 if has_none else 2
     return {
         "rows": itemsize * (copies - is_mapped) * num_rows * plan.num_features,
         "dictionaries": itemsize * plan.num_holdouts * nodes * plan.num_features * (rank + 1),

@@ -40,8 +40,9 @@ def _opened(paths: Sequence[str | os.PathLike[str]], min_rows: int) -> RowFiles:
         if not isinstance(file, np.ndarray) or file.dtype not in (np.float32, np.float64):
             kind = file.dtype if isinstance(file, np.ndarray) else "several arrays"
             raise TypeError(f"{name}: expected a .npy file of float32 or float64 numbers, got {kind}")
-        width = files[0].shape[1] if files else None
-        files.append(check_data(file, name, allow_nan=False, min_rows=0, num_features=width))
+        files.append(check_data(file, name, allow_nan=False, min_rows=0))
+        if file.shape[1] != files[0].shape[1]:
+            raise ValueError(f"{name}: expected {files[0].shape[1]} features as in the first file, got {file.shape[1]}")
     found = RowFiles(files)
     if len(found) < min_rows:
         raise ValueError(f"X: expected at least {min_rows} rows in the files, got {len(found)}")

@@ -65,14 +65,14 @@ def fit(
       (:meth:`geode_jax.Posterior.replicated`). Where they belong to several processes (`jax.distributed`), each makes
       the same call on the same data, and gets the same posterior, on its own devices.
     - `process_local`: X holds only the rows of this process, any number of them, none included; each process passes its
-      own, as to `jax.make_array_from_process_local_data`. They are taken in the order of the processes along the axis
-      ``rows`` of the mesh, along which every process has devices of its own. Processes exchange sums over their rows,
-      and some rows: those that trees are learned from (``DictionarySettings.tree_rows``), samples of a few thousand,
-      and cells with fewer rows than features. The posterior is that of one process with all rows, up to the order of
-      sums (with a threefry key, as `jax.random.key` makes by default; cells of more than 1500 rows and features
-      are decomposed by another randomised method). Rows must be complete, and more than half as many as features;
-      machines and versions must be alike. Every process needs a folder of the same name for the `checkpoint`, which may
-      be shared. Ctrl-C must reach every process, and draws made so far are not returned.
+      own, as to `jax.make_array_from_process_local_data`. Rows are numbered process by process, in the order of the
+      processes along the axis ``rows`` of the mesh; each must have devices of its own there. Processes exchange sums
+      over their rows, and some rows: those that trees are learned from (``DictionarySettings.tree_rows``), samples of
+      a few thousand, and cells with fewer rows than features. The posterior is that of one process with all rows, up to
+      the order of sums (with a threefry key, as `jax.random.key` makes by default; cells of more than 1500 rows and
+      features are decomposed by another randomised method). Rows must be complete, and in all processes together more
+      than half as many as features; machines and versions must be alike. All processes give a `checkpoint` or none; the
+      folder may be shared. Ctrl-C must reach every process, and draws made so far are not returned.
 
     Interrupted by Ctrl-C after warm-up, it returns the draws made so far, with a RuntimeWarning.
 

@@ -10,13 +10,13 @@ from geode_jax._runtime.progress import ShowProgress
 from geode_jax.forest.choices import Chosen, choose
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.trees import grow_trees
-from geode_jax.learning.noise_covariance import learn_whitened_subspaces, whiten, whitened_view
+from geode_jax.learning.noise_covariance import learn_whitened_subspaces, whitened
 from geode_jax.learning.shared_span import Span, learn_dictionaries, learn_roots, learn_span
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.row_space import row_coordinates, uses_row_space
 from geode_jax.rows.training import Training
-from geode_jax.rows.view import Rows, as_array
+from geode_jax.rows.view import Rows
 
 
 class Learned(NamedTuple):
@@ -66,9 +66,7 @@ def learn(
             x, chosen.roots, trees, folds, lambda share: show(0.5 + 0.5 * share, "learning dictionaries")
         )
         own = chosen.roots[0]
-        is_alone = training.processes.is_alone
-        white = whiten(as_array(x), chosen.roots, folds) if is_alone else whitened_view(x, chosen.roots, folds)
-        training = training._replace(x=white)
+        training = whitened(training, chosen.roots)
         return Learned(training, partitions, found, scales * own.unit, None, own.matrix, chosen)
     subspaces: list[Subspaces] = []
     roots = learn_roots(training, trees[0][1]) if chosen.span is None else None

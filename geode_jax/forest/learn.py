@@ -98,8 +98,8 @@ def grow_in_frame(
 
     An array `x` is modified in place: it is divided by the units and noise scales of the features. With wide data it
     is released once it is no longer needed, unless the caller holds a reference. A view stays one unless entries are
-    missing or a noise covariance is used. `on_shapes` is called with a forest of shapes in place of arrays as soon as
-    these are known, while work is still to do; not if many rows miss the same features.
+    missing, or a single process uses a noise covariance. `on_shapes` is called with a forest of shapes in place of
+    arrays as soon as these are known, while work is still to do; not if many rows miss the same features.
     """
     drop_programs_if_many()
     num_features = x.shape[1]

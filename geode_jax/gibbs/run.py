@@ -246,6 +246,11 @@ class _Run:
             self.kept.append(jax.tree.map(np.asarray, Draw(**jax.device_put(draws[1]))))
         return True
 
+    @property
+    def _waits(self) -> bool:
+        """Whether every process saves chains of its own, and waits for the others to have saved theirs."""
+        return self.checkpoint is not None and not self.processes.is_alone
+
     def _latest(self) -> Found | None:
         """Header and arrays of the latest chains that were saved; None if there are none.
 
@@ -281,10 +286,14 @@ class _Run:
         leaves = [] if self.checkpoint is None else jax.tree.leaves(fetched(chains))
         try:
             # With missing values a sweep factors matrices, under the caller's limit on BLAS threads: it must end here.
-            if self.done < self.total and self.problems.partial is None:
+            # So it must where processes wait for each other below: sums of a segment on its way may come in between.
+            if self.done < self.total and self.problems.partial is None and not self._waits:
                 self.sent = self._send()
         finally:
             self._keep(first, draws, leaves)
+        if self._waits:
+            # the next chains overwrite those before these, which every process must have saved
+            self.processes.total(np.zeros(1))
 
     def _keep(self, first: int, draws: Draw, leaves: list[np.ndarray]) -> None:
         """Copy the draws of the segment that began at a sweep to the host; save them, and the chains' `leaves`."""
@@ -306,7 +315,6 @@ class _Run:
                 # The one before stays until every process has this one, so that there is one that all have.
                 name = f"chains {self.done // settings.segment_length % 2}"
             self.checkpoint.write(name, {"done": self.done, "draws": names}, arrays)
-            self.processes.total(np.zeros(1))
 
     def _send(self) -> tuple[Chain, Draw]:
         """Send off the segment after the sweeps done."""

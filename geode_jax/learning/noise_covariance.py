@@ -34,7 +34,7 @@ from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import each_fold, fold_sizes
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.training import Training
-from geode_jax.rows.view import Product, Rows
+from geode_jax.rows.view import Product, Rows, View, as_array
 
 NUM_ROUNDS = 3
 # Nats per row and feature that a noise covariance must gain: with one, predictions cost O(D^2).
@@ -169,8 +169,8 @@ def learn_whitened_subspaces(
 
 
 def _scratch(x: Rows, processes: Processes) -> np.ndarray | None:
-    """Memory for the whitened rows, the only copy; none where processes bring rows that may be more than memory."""
-    return np.empty(x.shape, x.dtype) if processes.is_alone else None
+    """Memory for the whitened rows, the only copy; none for rows in files of which several processes bring theirs."""
+    return None if isinstance(x, View) and not processes.is_alone else np.empty(x.shape, x.dtype)
 
 
 def _whitened(x: Rows, root: NoiseRoot, scratch: np.ndarray | None) -> Rows:
@@ -184,10 +184,7 @@ def _whitened(x: Rows, root: NoiseRoot, scratch: np.ndarray | None) -> Rows:
 
 
 def whiten(x: np.ndarray, roots: list[NoiseRoot], folds: np.ndarray) -> np.ndarray:
-    """Rows of x, (n, D), whitened in place, each by the root without its fold; rows in no fold are left unchanged.
-
-    :func:`whitened_view` gives the same without a copy of the rows.
-    """
+    """Rows of x, (n, D), whitened in place, each by the root without its fold; rows in no fold are left unchanged."""
     for fold, root in enumerate(roots[1:]):
         matrix, rows = root.whitening.astype(x.dtype), np.flatnonzero(folds == fold)
         for block in slices(rows.size, x.shape[1]):
@@ -195,9 +192,12 @@ def whiten(x: np.ndarray, roots: list[NoiseRoot], folds: np.ndarray) -> np.ndarr
     return x
 
 
-def whitened_view(x: Rows, roots: list[NoiseRoot], folds: np.ndarray) -> Product:
-    """:func:`whiten`, computed when rows are read."""
-    return Product(x, [root.whitening for root in roots[1:]], folds)
+def whitened(training: Training, roots: list[NoiseRoot]) -> Training:
+    """Rows in folds, each whitened by the root without its fold: in place, or, as in :func:`_scratch`, when read."""
+    x, folds = training.x, training.own_folds
+    if isinstance(x, View) and not training.processes.is_alone:
+        return training._replace(x=Product(x, [root.whitening for root in roots[1:]], folds))
+    return training._replace(x=whiten(as_array(x), roots, folds))
 
 
 def deviation_off_subspaces(

@@ -122,7 +122,7 @@ def route_rows(
     """
     depth = partition.depth
     path = _paths(x, sample, partition)
-    is_own = np.isin(known, processes.own(known) + (0 if processes.is_alone else processes.start))
+    is_own = np.isin(known, processes.own(known) + processes.start)
     path[processes.own(known)] = partition.leaf_order()[is_own]
     at_leaf = processes.total(np.bincount(path, minlength=2**depth))
     sizes = np.concatenate([at_leaf.reshape(2**scale, -1).sum(axis=1) for scale in range(depth + 1)])

@@ -38,7 +38,7 @@ class RowFiles:
             own = file == place
             source = self.files[place]
             inside = number[own] - (self._ends[place] - len(source))
-            is_run = inside.size > 0 and inside[-1] - inside[0] == inside.size - 1 and (np.diff(inside) == 1).all()
+            is_run = bool((np.diff(inside) == 1).all())
             part = source[inside[0] : inside[-1] + 1] if is_run else source[inside]
             found[own] = part[:, features]
         return found

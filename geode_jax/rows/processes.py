@@ -69,7 +69,7 @@ class Processes:
     def before_and_total(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of numbers of rows of any kind: how many the processes before this one have, and how many all have."""
         everyones = self.each(counts)
-        return everyones[: 0 if self.is_alone else self.index].sum(axis=0), everyones.sum(axis=0)
+        return everyones[: self.index].sum(axis=0), everyones.sum(axis=0)
 
     def joined(self, values: np.ndarray) -> np.ndarray:
         """Everyone's array along the first axis, in the order of the processes; their lengths may differ."""
@@ -77,7 +77,7 @@ class Processes:
             return values
         before, total = (int(number) for number in self.before_and_total(np.array(len(values))))
         found = np.empty((total, *values.shape[1:]), values.dtype)
-        step = max(1, NUMBERS_AT_ONCE // max(1, values[:0].size or int(np.prod(values.shape[1:]))))
+        step = max(1, NUMBERS_AT_ONCE // max(1, int(np.prod(values.shape[1:]))))
         for start in range(0, total, step):
             part = np.zeros(found[start : start + step].shape)
             first, last = max(start, before), min(start + len(part), before + len(values))
