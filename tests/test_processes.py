@@ -373,7 +373,7 @@ import os, pathlib, sys, time
 import jax, numpy as np
 port, number, kind, folder = sys.argv[1:]
 jax.config.update("jax_num_cpu_devices", 2)
-jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(number), heartbeat_timeout_seconds=10)
+jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(number), heartbeat_timeout_seconds=20)
 import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings
 from geode_jax._files.checkpoint import Checkpoint
