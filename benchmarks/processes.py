@@ -12,6 +12,7 @@ With --large two processes fit a file of ten million rows in float64, with a lim
 """
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -19,8 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +30,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 import geode_jax
-from benchmarks.common import RESULTS, ROOT, memory_bytes, timed, write_result
+from benchmarks.common import RESULTS, ROOT, timed, write_result
+from benchmarks.memory import AnonymousPeak
 from benchmarks.tables import load, table
 from geode_jax._runtime.collectives import SumOverProcesses
 from geode_jax.fitting import single, stages
@@ -58,19 +59,10 @@ def write_rows(path: Path, num_rows: int, dtype: str = "float32") -> None:
 
 
 class _Watch:
-    """Counts of sums over processes and of rows read in one process, and its peak memory beyond mapped files."""
+    """Counts of sums over processes and of rows read in one process."""
 
     def __init__(self) -> None:
-        self.sums = self.numbers = self.read = self.peak = 0
-        self._ended = threading.Event()
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def _look(self) -> None:
-        while not self._ended.wait(0.05):
-            self.peak = max(self.peak, memory_bytes("RssAnon"))
-
-    def end(self) -> None:
-        self._ended.set()
+        self.sums = self.numbers = self.read = 0
 
     def sum(self, original: Any) -> Any:
         """`SumOverProcesses.__call__`, counted."""
@@ -92,6 +84,16 @@ class _Watch:
         return counted
 
 
+def _clocked(times: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with the seconds of its call recorded under `name`."""
+
+    def call(*arguments: Any) -> Any:
+        with timed(times, name):
+            return function(*arguments)
+
+    return call
+
+
 def measure(
     path: str, index: int, number: int, port: int, limits: dict[str, int], core: int, bytes_allowed: int | None
 ) -> dict[str, float]:
@@ -109,39 +111,21 @@ def measure(
     sampler = geode_jax.SamplerSettings(num_warmup=NUM_SWEEPS // 2, num_samples=NUM_SWEEPS // 2, segment_length=20)
     times: dict[str, float] = {}
     watch = _Watch()
-    grow, run, graph, cut = single.grow_forest, stages.run_chains, trees.neighbour_graph, trees.partition_rows
-
-    def timed_grow(*arguments: Any) -> Any:
-        with timed(times, "stage one"):
-            return grow(*arguments)
-
-    def timed_run(*arguments: Any) -> Any:
-        with timed(times, "sampler"):
-            return run(*arguments)
-
-    def timed_graph(*arguments: Any) -> Any:
-        with timed(times, "neighbours"):
-            return graph(*arguments)
-
-    def timed_cut(*arguments: Any) -> Any:
-        with timed(times, "cuts"):
-            return cut(*arguments)
-
+    clocked = functools.partial(_clocked, times)
     with (
-        mock.patch.object(trees, "neighbour_graph", timed_graph),
-        mock.patch.object(trees, "partition_rows", timed_cut),
+        mock.patch.object(trees, "neighbour_graph", clocked("neighbours", trees.neighbour_graph)),
+        mock.patch.object(trees, "partition_rows", clocked("cuts", trees.partition_rows)),
         mock.patch.object(SumOverProcesses, "__call__", watch.sum(SumOverProcesses.__call__)),
         mock.patch.object(View, "_found", watch.found(View._found)),
-        mock.patch.object(single, "grow_forest", timed_grow),
-        mock.patch.object(stages, "run_chains", timed_run),
+        mock.patch.object(single, "grow_forest", clocked("stage one", single.grow_forest)),
+        mock.patch.object(stages, "run_chains", clocked("sampler", stages.run_chains)),
+        AnonymousPeak() as memory,
+        timed(times, "fit"),
     ):
-        start, before = time.perf_counter(), memory_bytes("RssAnon")
         geode_jax.fit(jax.random.key(0), own, dictionary=dictionary, sampler=sampler, mesh=mesh, process_local=True)
-        times["fit"] = time.perf_counter() - start
     times["trees"] = times.pop("neighbours", 0.0) + times.pop("cuts", 0.0)
-    watch.end()
     counts = {"sums": watch.sums, "numbers": watch.numbers, "passes": watch.read / len(own)}
-    return {**times, **counts, "peak": watch.peak - before, "rows": len(own)}
+    return {**times, **counts, "peak": memory.peak, "rows": len(own)}
 
 
 def in_processes(path: Path, number: int, bytes_allowed: int | None = None, **limits: int) -> dict[str, float]:

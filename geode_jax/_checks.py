@@ -219,7 +219,14 @@ def check_training_data(data: ArrayLike, name: str = "X") -> np.ndarray:
             f"{name}: expected at least one observed value in every column, but {int(is_empty.sum())} columns are all"
             f" NaN (the first is column {np.flatnonzero(is_empty)[0]}); drop them"
         )
-    # A frame may be laid out by columns. Sums would be rounded in another way, and the same rows draw otherwise.
+    return in_rows(array)
+
+
+def in_rows(array: np.ndarray) -> np.ndarray:
+    """The same array, laid out by rows unless it is a memory-mapped file.
+
+    A frame may be laid out by columns. Sums would be rounded in another way, and the same rows draw otherwise.
+    """
     return array if is_memory_mapped(array) else np.ascontiguousarray(array)
 
 

@@ -5,6 +5,9 @@ import dataclasses
 import gc
 import os
 import re
+import socket
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -107,3 +110,21 @@ def _few_compiled_programs():
     mappings = Path("/proc/self/maps")
     if mappings.exists() and mappings.read_bytes().count(b"\n") > 25_000:
         jax.clear_caches()
+
+
+def run_two_processes(script: str, *rest: object) -> list[tuple[int, str, str]]:
+    """Return codes, outputs and errors of two processes that run a script with a port, their numbers, and `rest`."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(port), str(number), *map(str, rest)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    told = [process.communicate(timeout=300) for process in both]
+    return [(process.returncode, *own) for process, own in zip(both, told, strict=True)]

@@ -2,9 +2,6 @@
 
 import dataclasses
 import re
-import socket
-import subprocess
-import sys
 from functools import partial
 from unittest import mock
 
@@ -13,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ANY_NOISE, DICTIONARY
+from conftest import ANY_NOISE, DICTIONARY, run_two_processes
 from jax.sharding import Mesh
 
 import geode_jax
@@ -323,19 +320,9 @@ except ValueError as error:
 def test_two_processes_draw_what_one_does(data, tmp_path):
     x = _with_missing(data, "own patterns")
     np.savez(tmp_path / "x.npz", x=x)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", _PROCESS, str(port)]
-    rest = [str(tmp_path / "x.npz"), str(tmp_path / "posterior")]
-    both = [
-        subprocess.Popen([*command, str(number), *rest], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for number in range(2)
-    ]
-    for process in both:
-        output, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors.decode()
-        assert b"mesh: expected every process to call with the same data" in output
+    for code, output, errors in run_two_processes(_PROCESS, tmp_path / "x.npz", tmp_path / "posterior"):
+        assert code == 0, errors
+        assert "mesh: expected every process to call with the same data" in output
     one = geode_jax.fit(jax.random.key(0), x, dtype="float64", dictionary=DICTIONARY, sampler=SAMPLER)
     found = [geode_jax.Posterior.load(tmp_path / f"posterior {number}.npz") for number in range(2)]
     assert eqx.tree_equal(*found)

@@ -3,9 +3,6 @@
 Stage one is tested with threads in place of processes: they add up their arrays through a barrier.
 """
 
-import socket
-import subprocess
-import sys
 import threading
 from unittest import mock
 
@@ -14,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import run_two_processes
 from jax.extend.random import threefry_2x32
 from jax.sharding import Mesh
 
@@ -421,35 +419,19 @@ print("log density", geode_jax.log_density(posterior, np.array(x[:5])).sum())
 """
 
 
-def _run_two(kind, folder):
-    """Return codes, outputs and errors of two processes that run `_PROCESS`."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", _PROCESS, str(port)]
-    both = [
-        subprocess.Popen(
-            [*command, str(number), kind, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for number in range(2)
-    ]
-    told = [process.communicate(timeout=300) for process in both]
-    return [(process.returncode, *own) for process, own in zip(both, told, strict=True)]
-
-
 @pytest.mark.slow
 def test_two_processes_with_their_own_rows_draw_what_one_does(tmp_path):
     """From files; one process dies on the way, and a new run of both goes on from the last segment that both saved."""
     x, settings = _CASES["candidates"]
     for number, own in enumerate(_divided(x, (70, 230))):
         np.save(tmp_path / f"x {number}.npy", own)
-    dead = _run_two("die", tmp_path)
+    dead = run_two_processes(_PROCESS, "die", tmp_path)
     assert dead[0][0] != 0
     assert "RuntimeError: another process of this fit died" in dead[0][2]
     assert not (tmp_path / "posterior 0.npz").exists()
     kept = [tmp_path / "unfinished" / f"process {number}" / "forest.npz" for number in range(2)]
     written = [path.stat().st_mtime_ns for path in kept]
-    first, second = _run_two("finish", tmp_path)
+    first, second = run_two_processes(_PROCESS, "finish", tmp_path)
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert [path.stat().st_mtime_ns for path in kept] == written  # neither learned nor saved again
     assert "X: another process, number 1, has rows that cannot be fitted; its own error says why" in first[1]

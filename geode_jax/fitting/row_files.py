@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from geode_jax._checks import check_data, check_training_data
+from geode_jax._checks import check_data, check_training_data, in_rows
 from geode_jax._typing import ArrayLike
 from geode_jax.rows.files import RowFiles
 
@@ -24,7 +24,7 @@ def checked_rows(X: ArrayLike, *, min_rows: int, allow_nan: bool) -> np.ndarray 
     """
     if are_paths(X):
         return _opened([X] if isinstance(X, str | os.PathLike) else list(X), min_rows)
-    return check_training_data(X) if allow_nan else check_data(X, allow_nan=False, min_rows=min_rows)
+    return check_training_data(X) if allow_nan else in_rows(check_data(X, allow_nan=False, min_rows=min_rows))
 
 
 def _opened(paths: Sequence[str | os.PathLike[str]], min_rows: int) -> RowFiles:

@@ -99,8 +99,9 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
         settings = [request.dictionary, request.prior, request.sampler, request.dtype.name, request.checkpoint is None]
         with lost_processes_are_told(request.mesh):
             data, processes, devices = bring_rows(X, request.mesh, key, settings)
-    if processes.is_alone:
+    else:
         data = checked_rows(X, min_rows=2, allow_nan=True)
+    if processes.is_alone:
         plan = plan_of(data, request.dictionary).on_mesh(request.row_devices)
     else:
         plan = Plan.of(request.dictionary, sum(processes.sizes), data.shape[1])

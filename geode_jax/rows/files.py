@@ -6,6 +6,13 @@ from typing import Any
 import numpy as np
 
 
+def rows_and_features(index: Any) -> tuple[Any, Any]:
+    """The rows and the features that an index asks for, each a slice or an array of one axis."""
+    pair = index if isinstance(index, tuple) else (index, slice(None))
+    rows, features = (part if isinstance(part, slice) else np.ravel(part) for part in pair)
+    return rows, features
+
+
 class RowFiles:
     """Rows of arrays of shape (n_f, D), usually files mapped into memory; read when they are indexed.
 
@@ -27,9 +34,7 @@ class RowFiles:
 
     def __getitem__(self, index: Any) -> np.ndarray:
         """The indexed rows, or features of them, as a new array."""
-        rows, features = index if isinstance(index, tuple) else (index, slice(None))
-        if not isinstance(features, slice):
-            features = np.ravel(features)
+        rows, features = rows_and_features(index)
         number = np.arange(*rows.indices(self.shape[0])) if isinstance(rows, slice) else _numbers(rows)
         file = np.searchsorted(self._ends, number, side="right")
         width = len(range(*features.indices(self.shape[1]))) if isinstance(features, slice) else features.size
@@ -45,4 +50,4 @@ class RowFiles:
 
 
 def _numbers(rows: np.ndarray) -> np.ndarray:
-    return np.flatnonzero(rows) if rows.dtype == bool else rows.ravel()
+    return np.flatnonzero(rows) if rows.dtype == bool else rows

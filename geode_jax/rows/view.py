@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 
 from geode_jax.rows.blocks import slices
-from geode_jax.rows.files import RowFiles
+from geode_jax.rows.files import RowFiles, rows_and_features
 
 
 class View:
@@ -65,16 +65,12 @@ class Product(View):
         self._which = np.zeros(source.shape[0], dtype=np.int8) if which is None else which
 
     def _found(self, index: Any) -> np.ndarray:
-        rows, features = (np.ravel(part) if isinstance(part, np.ndarray) else part for part in _pair(index))
+        rows, features = rows_and_features(index)
         found, which = np.array(self._source[rows]), self._which[rows]
         for number in np.unique(which[which >= 0]):
             own = which == number
             found[own] = found[own] @ self._matrices[number]
         return found[:, features]
-
-
-def _pair(index: Any) -> tuple[Any, Any]:
-    return index if isinstance(index, tuple) else (index, slice(None))
 
 
 Rows: TypeAlias = np.ndarray | View
