@@ -43,7 +43,8 @@ SIZE_RATIO = 1.5
 class _Task(NamedTuple):
     """What all classes share: model coordinates, the rows of each class, the plan, the request and the checkpoint.
 
-    The plan is that of the largest class, whose array shapes all classes use.
+    `is_reduced`: whether the coordinates are those in the span common to all classes. The plan is that of the largest
+    class, whose array shapes all classes use.
     """
 
     x: np.ndarray
@@ -51,6 +52,7 @@ class _Task(NamedTuple):
     plan: Plan
     request: Request
     kept: Checkpoint | None
+    is_reduced: bool
 
 
 def fit_classes(
@@ -110,7 +112,7 @@ def fit_classes(
         show(0.0, "common coordinates")
         frame, reduction, x = _common_coordinates(data, rows_of, request)
         plan = _plan_of_classes(x, rows_of, request)
-        task = _Task(x, rows_of, plan, request, kept)
+        task = _Task(x, rows_of, plan, request, kept, reduction is not None)
         warn_if_too_large(_bytes_of_classes(task))
         members, held_out = _fit_members(key, task, calibrate, part_of(show, 0.0, 0.95))
         found = ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, 1.0, 0.0)
@@ -243,7 +245,8 @@ def _fit_members(
         for number, forest, samples in zip(batch, forests, drawn, strict=True):
             request = task.request
             member = posterior_of(forest, samples, request.prior, request.sampler, mesh=request.mesh)
-            members[number] = member
+            # coordinates in the common span are few: those of a class's row space within would gain nothing
+            members[number] = member.spread_out() if task.is_reduced else member
             if with_held_out:
                 held_out[number] = held_out_log_density(forest, member)
     return [members[number] for number in range(num_classes)], [held_out[number] for number in sorted(held_out)]

@@ -1,6 +1,6 @@
 """From rows without missing entries to trees and their dictionaries."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,28 +11,27 @@ from geode_jax.forest.choices import Chosen, choose
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.trees import grow_trees
 from geode_jax.learning.noise_covariance import learn_whitened_subspaces, whitened
-from geode_jax.learning.shared_span import Span, learn_dictionaries, learn_roots, learn_span
+from geode_jax.learning.shared_span import learn_dictionaries, learn_roots
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.row_space import row_coordinates, uses_row_space
+from geode_jax.rows.row_space import Axes, axes_of, row_space, uses_row_space
 from geode_jax.rows.training import Training
-from geode_jax.rows.view import Rows
 
 
 class Learned(NamedTuple):
     """Trees and dictionaries of rows that are complete or have been filled.
 
     `subspaces` are learned from the rows of `training`, which are divided by `scales`. Where there are few rows for
-    their features, both are in coordinates of the row space; the iterator `whole` then learns the trees' dictionaries
-    of all rows in R^D one at a time, as each may be as large as the data. With a `noise_root`, (D, D), both are in
-    whitened coordinates, each training row whitened by the noise covariance that was learned without its fold.
+    their features, both are in coordinates of the row space, and `axes` say where these are in R^D. With a
+    `noise_root`, (D, D), both are in whitened coordinates, each training row whitened by the noise covariance that was
+    learned without its fold.
     """
 
     training: Training
     partitions: list[Partition]
     subspaces: list[Subspaces]
     scales: np.ndarray
-    whole: Iterator[Subspaces] | None
+    axes: Axes | None
     noise_root: np.ndarray | None
     chosen: Chosen
 
@@ -51,10 +50,10 @@ def learn(
     partitions, scales = grow_trees(training, plan, seeds, show)
     training = training.divided(scales)
     x = training.x
-    is_wide = uses_row_space(training.num_rows, x.shape[1])
-    has_coordinates = training.folds is not None and training.without is None and is_wide
-    if has_coordinates:
-        training = training._replace(x=row_coordinates(x))
+    is_complete = training.is_observed is None
+    space = row_space(x) if is_complete and uses_row_space(training.num_rows, x.shape[1]) else None
+    if space is not None:
+        training = training._replace(x=space.coordinates)
     show(0.5, "shared span, rank")
     chosen = choose(training, plan, partitions[0], seeds[0])
     release_free_memory()
@@ -68,22 +67,14 @@ def learn(
         own = chosen.roots[0]
         training = whitened(training, chosen.roots)
         return Learned(training, partitions, found, scales * own.unit, None, own.matrix, chosen)
+    axes = None
+    if space is not None:
+        axes = axes_of(x, space, None if chosen.span is None else chosen.span.bases[0])
+    del x
+    release_free_memory()
     subspaces: list[Subspaces] = []
     roots = learn_roots(training, trees[0][1]) if chosen.span is None else None
     for number, (partition, options) in enumerate(trees):
         show(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
         subspaces.append(learn_dictionaries(training, partition, options, chosen.span, roots))
-    whole = _whole_dictionaries(x, plan, partitions, seeds, chosen) if has_coordinates else None
-    return Learned(training, partitions, subspaces, scales, whole, None, chosen)
-
-
-def _whole_dictionaries(
-    x: Rows, plan: Plan, partitions: list[Partition], seeds: list[int], chosen: Chosen
-) -> Iterator[Subspaces]:
-    """Yield every tree's dictionary of all rows in R^D; within a span of the chosen rank if there is one."""
-    rows, span = Training(x, x.shape[1]), chosen.span
-    shared: Span | None = None if span is None else learn_span(x, None, seeds[0], max_rank=span.bases.shape[2])
-    roots = learn_roots(rows, plan.subspaces(chosen.rank, seeds[0])) if shared is None else None
-    for partition, seed in zip(partitions, seeds, strict=True):
-        release_free_memory()
-        yield learn_dictionaries(rows, partition, plan.subspaces(chosen.rank, seed), shared, roots)
+    return Learned(training, partitions, subspaces, scales, axes, None, chosen)

@@ -9,16 +9,15 @@ import numpy as np
 from geode_jax._files.archive import decode_as, encode, fields_of, within
 from geode_jax._files.schema import NOT_NEGATIVE, POSITIVE, POSITIVE_DEFINITE, Member, check_arrays, members_of, up_to
 from geode_jax._runtime.jax_settings import jax_settings
-from geode_jax._typing import Array
+from geode_jax._typing import Array, Float
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
-from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.dictionary import DICTIONARY_MEMBERS, Dictionary, check_coordinates, dictionary_of
 from geode_jax.model.found import Found
 from geode_jax.model.on_host import on_host
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
 from geode_jax.model.statistics import Statistics
-from geode_jax.model.tree import tree_from_mask
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 _PARTS = ("dictionary", "statistics", "partial", "borrowed", "probe")
@@ -33,8 +32,9 @@ class Forest(eqx.Module):
 
     Made by :func:`geode_jax.learn_forest`; arrays of `dictionary` and `statistics` have a leading axis F. Everything is
     in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64 and R the
-    `noise_root`, (D, D); None is the identity. `dictionary_settings` are those the user gave; `found` is what was
-    chosen where they left it open, and why.
+    `noise_root`, (D, D); None is the identity. With a `row_space` they are coordinates in that, and the distance from
+    it (see :class:`geode_jax.Posterior`). `dictionary_settings` are those the user gave; `found` is what was chosen
+    where they left it open, and why.
     """
 
     dictionary: Dictionary
@@ -47,6 +47,7 @@ class Forest(eqx.Module):
     dictionary_settings: DictionarySettings = eqx.field(static=True)
     found: Found = eqx.field(static=True)
     noise_root: np.ndarray | None = None
+    row_space: Float[Array, "D p"] | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -88,8 +89,8 @@ class Forest(eqx.Module):
             "scale": self.scale,
             "tree.is_present": np.asarray(self.dictionary.tree.is_present),
         }
-        if self.noise_root is not None:
-            arrays["noise_root"] = self.noise_root
+        optional = {"noise_root": self.noise_root, "row_space": self.row_space}
+        arrays |= {name: np.asarray(array) for name, array in optional.items() if array is not None}
         for part in _PARTS:
             arrays |= {f"{part}.{name}": array for name, array in fields_of(getattr(self, part)).items()}
         header = {"dictionary_settings": encode(self.dictionary_settings), "found": self.found.to_header()}
@@ -103,12 +104,12 @@ class Forest(eqx.Module):
         """
         _check(arrays)
         with jax_settings(arrays["dictionary.centres"].dtype):
-            dictionary, borrowed = (jax.device_put(within(arrays, part)) for part in ("dictionary", "borrowed"))
+            borrowed = jax.device_put(within(arrays, "borrowed"))
             of_rows = [within(arrays, part) for part in ("statistics", "partial", "probe")]
             statistics, partial, probe = jax.device_put(of_rows) if on_device else of_rows
             kind: type[AnyStatistics] = CandidateStatistics if "position" in statistics else Statistics
             return Forest(
-                dictionary=Dictionary(tree=tree_from_mask(arrays["tree.is_present"]), **dictionary),
+                dictionary=dictionary_of(arrays),
                 statistics=on_host(kind, **statistics),
                 partial=on_host(PartialRows, **{"entry": None, "root": None, **partial}) if partial else None,
                 borrowed=Borrowed(**borrowed),
@@ -118,6 +119,7 @@ class Forest(eqx.Module):
                 dictionary_settings=decode_as(DictionarySettings, header["dictionary_settings"]),
                 found=Found.from_header(header["found"]),
                 noise_root=arrays.get("noise_root"),
+                row_space=jax.device_put(arrays.get("row_space")),
             )
 
 
@@ -128,8 +130,7 @@ def _available(dictionary: Dictionary) -> Array:
 
 
 _DICTIONARY = {
-    **members_of(Dictionary, "dictionary", "F", {"ranks": up_to("d")}),
-    "tree.is_present": Member("b", ("F", "K")),
+    **DICTIONARY_MEMBERS,
     "shift": Member("f", ("D",)),
     "scale": Member("f", ("D",), POSITIVE),
     "noise_root": Member("f", ("D", "D"), POSITIVE_DEFINITE, is_optional=True),
@@ -159,3 +160,5 @@ def _check(arrays: dict[str, np.ndarray]) -> None:
         shared = {axis: length for axis, length in sizes.items() if axis in ("F", "K", "D", "d")}
         check_arrays(own, part, shared)
         sizes |= shared
+        if part is _DICTIONARY:
+            check_coordinates(shared)

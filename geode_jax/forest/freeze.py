@@ -1,7 +1,5 @@
 """What the sampler gets from stage one: frozen dictionaries, and statistics of the training rows."""
 
-from collections.abc import Iterable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +21,7 @@ from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.statistics import Statistics
 from geode_jax.model.tree import tree_from_mask
 from geode_jax.partition.metis import Partition
+from geode_jax.rows.row_space import Axes
 from geode_jax.rows.view import taken
 
 # Memory for the statistics of some rows at all nodes, which measure what their candidates leave out.
@@ -38,7 +37,7 @@ def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatisti
     Statistics are at all nodes, or at the rows' candidates; the `Probe` then has those of a few rows at all nodes.
     """
     trees = range(len(learned.partitions))
-    dictionary = _frozen(learned)
+    dictionary = freeze(learned.partitions, learned.subspaces, learned.axes)
     training, rows = learned.training, learned.training.complete
     width, num_nodes = plan.num_candidates(learned.chosen.rank), dictionary.tree.num_nodes
     num_rows = training.processes.count(rows.size)
@@ -108,13 +107,6 @@ def zero_parts(
     pairs = real(1, num_blocks * BLOCK), real(1, num_blocks * BLOCK, rank), integer(1, num_blocks)
     by_row = integer(width, places), integer(width, places)
     return dictionary, CandidateStatistics(*pairs, *by_row, integer()), partial, borrowed
-
-
-def _frozen(learned: Learned) -> Dictionary:
-    """Every tree's dictionary of all rows, in R^D."""
-    # directions that some fold's dictionary lacks have no statistics
-    ranks = [found.ranks for found in learned.subspaces]
-    return freeze(learned.partitions, learned.subspaces if learned.whole is None else learned.whole, ranks)
 
 
 def _on_the_host(learned: Learned, rows: np.ndarray, num_places: int, num_parts: int) -> Statistics:
@@ -206,29 +198,41 @@ def _partial_width(partitions: list[Partition], plan: Plan) -> int:
     return min(plan.partial_candidates, *(int(partition.is_present.sum()) for partition in partitions))
 
 
-def freeze(partitions: list[Partition], trees: Iterable[Subspaces], max_ranks: list[np.ndarray]) -> Dictionary:
-    """A forest's dictionaries of all rows (each tree's entry 0); nodes keep at most `max_ranks` directions."""
-    learned = iter(trees)
-    found = next(learned)
-    if len(partitions) == found.bases.shape[0] == 1:
-        arrays = found.centres, found.bases  # with many features these are as large as the data
+def freeze(partitions: list[Partition], trees: list[Subspaces], axes: Axes | None = None) -> Dictionary:
+    """A forest's dictionaries of all rows (each tree's entry 0).
+
+    `axes`: of the space that these are in coordinates of; the dictionary is then in coordinates along the axes.
+    """
+    is_present = np.stack([partition.is_present for partition in partitions])
+    num_nodes, width, rank = trees[0].bases.shape[1:]
+    num_outside = 0
+    if axes is not None:
+        width = axes.origin.size + 1
+        num_outside = axes.matrix.shape[0] - width
+    if axes is None and len(trees) == trees[0].bases.shape[0] == 1:
+        centres, bases = trees[0].centres, trees[0].bases  # these may be as large as the data
     else:
-        shape = len(partitions), *found.bases.shape[1:]
-        arrays = aligned_zeros(shape[:-1], found.bases.dtype), aligned_zeros(shape, found.bases.dtype)
-    ranks: list[np.ndarray] = []
-    for number, most in enumerate(max_ranks):
-        if number > 0:
-            del found  # before the next is learned
-            found = next(learned)
-        ranks.append(np.minimum(found.ranks, most))
-        has_direction = np.arange(found.bases.shape[3]) < ranks[-1][:, None, None]
-        arrays[0][number] = found.centres[0]
-        np.multiply(found.bases[0], has_direction, out=arrays[1][number])
-    del found
-    next(learned, None)  # a generator that has ended releases the rows it learned from
+        centres, bases = (
+            aligned_zeros((len(trees), num_nodes, width, *more), trees[0].bases.dtype) for more in ((), (rank,))
+        )
+        for number, tree in enumerate(trees):
+            _place(tree, axes, centres[number], bases[number])
+        centres *= is_present[:, :, None]
     return Dictionary(
-        tree=tree_from_mask(np.stack([partition.is_present for partition in partitions])),
-        centres=jax.device_put(arrays[0]),
-        bases=jax.device_put(arrays[1]),
-        ranks=jax.device_put(np.stack(ranks)),
+        tree=tree_from_mask(is_present),
+        centres=jax.device_put(centres),
+        bases=jax.device_put(bases),
+        ranks=jax.device_put(np.stack([tree.ranks for tree in trees])),
+        num_outside=num_outside,
     )
+
+
+def _place(tree: Subspaces, axes: Axes | None, centres: np.ndarray, bases: np.ndarray) -> None:
+    """Write a tree's dictionary of all rows into arrays of zeros, (K, D) and (K, D, d), or (K, p + 1) along axes."""
+    if axes is None:
+        centres[:], bases[:] = tree.centres[0], tree.bases[0]
+        return
+    for node in range(len(centres)):
+        turned = axes.turned(np.column_stack([tree.centres[0, node], tree.bases[0, node]]))
+        centres[node, : len(turned)], bases[node, : len(turned)] = turned[:, 0], turned[:, 1:]
+    centres[:, :-1] += axes.origin

@@ -71,7 +71,8 @@ def _replications(key: KeyArray, posterior: Posterior, num_rows: int, count: int
             one = jax.tree.map(
                 lambda leaf, at=(chain, number[draw]): jnp.asarray(leaf)[:, at[0], at[1], None], posterior.draws
             )
-            rows = sample_rows(keys[chain, draw], posterior.dictionary, one, np.arange(num_rows, dtype=np.int32))
+            row = np.arange(num_rows, dtype=np.int32)
+            rows = sample_rows(keys[chain, draw], posterior.dictionary, one, posterior.row_space, row)
             values[chain, draw] = to_data(np.asarray(rows), posterior.frame)
     dataset = _dataset({"x": (("chain", "draw", "row", "feature"), values)})
     return dataset.assign_coords(draw=number)

@@ -21,6 +21,7 @@ from geode_jax.forest.forest import Forest
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
 from geode_jax.gibbs.run import Samples
 from geode_jax.math.lowrank import HIGHEST
+from geode_jax.math.row_space import space_coordinates
 from geode_jax.model.dictionary import coloured
 from geode_jax.model.draw import Draw
 from geode_jax.model.problem import Problem
@@ -173,7 +174,7 @@ class PosteriorPredictive(Distribution):
 
     support = constraints.real_vector
     arg_constraints: ClassVar[dict[str, Any]] = {}
-    pytree_data_fields = ("dictionary", "draws", "shift", "scale", "root", "inverse_root")
+    pytree_data_fields = ("dictionary", "draws", "shift", "scale", "root", "inverse_root", "space")
 
     def __init__(
         self, posterior: Posterior, *, num_draws: int = DENSITY_DRAWS, validate_args: bool | None = None
@@ -181,9 +182,9 @@ class PosteriorPredictive(Distribution):
         check_instance(posterior, "posterior", Posterior)
         draws = posterior.thin(check_integer(num_draws, "num_draws", 1))
         root, inverse = posterior.noise_root, posterior.frame.inverse_root
-        self.dictionary, self.draws, self.shift, self.scale, self.root, self.inverse_root = jax.tree.map(
-            _in_default_precision, (posterior.dictionary, draws, posterior.shift, posterior.scale, root, inverse)
-        )
+        parts = posterior.dictionary, draws, posterior.shift, posterior.scale, root, inverse, posterior.row_space
+        parts = jax.tree.map(_in_default_precision, parts)
+        self.dictionary, self.draws, self.shift, self.scale, self.root, self.inverse_root, self.space = parts
         super().__init__((), (posterior.num_features,), validate_args=validate_args)
 
     def log_prob(self, value: Float[Array, "*batch D"], intermediates: Any = None) -> Float[Array, "*batch"]:
@@ -192,6 +193,8 @@ class PosteriorPredictive(Distribution):
         farthest = FARTHEST[self.scale.dtype.name]
         scaled = jnp.clip((value - self.shift) / self.scale, -farthest, farthest)
         rows = _times(scaled, self.inverse_root).reshape(-1, self.event_shape[0])
+        if self.space is not None:
+            rows = space_coordinates(self.space, rows)
         by_tree = log_density_by_tree(self.dictionary, self.draws, rows)
         total = jax.nn.logsumexp(by_tree, axis=1) - jnp.log(by_tree.shape[1]) - jnp.log(self.scale).sum()
         return total.reshape(value.shape[:-1])
@@ -199,33 +202,44 @@ class PosteriorPredictive(Distribution):
     def sample(self, key: KeyArray, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*sample D"]:
         """New rows."""
         num_rows = int(np.prod(sample_shape, dtype=int))
-        rows = sample_rows(key, self.dictionary, self.draws, jnp.arange(max(num_rows, 1)))[:num_rows]
+        rows = sample_rows(key, self.dictionary, self.draws, self.space, jnp.arange(max(num_rows, 1)))[:num_rows]
         return (self.shift + self.scale * _times(rows, self.root)).reshape(*sample_shape, *self.event_shape)
 
     @property
     def mean(self) -> Float[Array, "D"]:
         """Mean of the mixture over trees, draws and nodes."""
-        return self.shift + self.scale * jnp.einsum("fk,fkD->D", self._node_weights().sum(axis=1), self._centres())
+        mean = jnp.einsum("fk,fkc->c", self._node_weights().sum(axis=1), self.dictionary.centres)
+        return self.shift + self.scale * self._in_features(mean)
 
     @property
     def variance(self) -> Float[Array, "D"]:
         """Variance of every coordinate, between and within the nodes."""
         weights = self._node_weights()
         by_node = weights.sum(axis=1)
-        offset = self._centres() - jnp.einsum("fk,fkD->D", by_node, self._centres())
         sigma2 = jnp.exp(self.draws.log_sigma2)[:, :, jnp.asarray(self.dictionary.tree.scale)]
         alpha2 = jnp.einsum("ftk,ftk,ftkm->fkm", weights, sigma2, jnp.expm1(self.draws.neg_log_u))
-        bases = coloured(self.dictionary, self.root).bases
+        forest = coloured(self.dictionary, self.root)
+        offset = forest.centres - jnp.einsum("fk,fkc->c", by_node, forest.centres)
         noise = 1.0 if self.root is None else jnp.sum(jnp.square(self.root), axis=0)
-        within = jnp.einsum("fkDm,fkm->D", jnp.square(bases), alpha2) + noise * jnp.sum(weights * sigma2)
-        return jnp.square(self.scale) * (jnp.einsum("fk,fkD->D", by_node, jnp.square(offset)) + within)
+        if self.space is None:
+            within = jnp.einsum("fkDm,fkm->D", jnp.square(forest.bases), alpha2)
+            of_nodes = jnp.einsum("fk,fkD->D", by_node, jnp.square(offset)) + within
+        else:
+            between = jnp.einsum("fk,fkc,fke->ce", by_node, offset, offset, precision=HIGHEST)
+            within = jnp.einsum("fkcm,fkm,fkem->ce", forest.bases, alpha2, forest.bases, precision=HIGHEST)
+            half = self._in_features(between + within)  # (c, D)
+            of_nodes = jnp.sum(half[:-1].T * self.space, axis=1)
+        return jnp.square(self.scale) * (of_nodes + noise * jnp.sum(weights * sigma2))
 
     def _node_weights(self) -> Float[Array, "F T K"]:
         num_trees, num_draws = self.draws.log_joint.shape
         return jnp.exp(self.draws.log_weights) / (num_trees * num_draws)
 
-    def _centres(self) -> Float[Array, "F K D"]:
-        return _times(self.dictionary.centres, self.root)
+    def _in_features(self, points: Float[Array, "*batch c"]) -> Float[Array, "*batch D"]:
+        """Points in the dictionary's coordinates in those of the features over their scales."""
+        if self.space is not None:
+            return jnp.matmul(points[..., :-1], self.space.T, precision=HIGHEST)
+        return _times(points, self.root)
 
 
 def _times(rows: Float[Array, "*batch D"], matrix: Float[Array, "D D"] | None) -> Float[Array, "*batch D"]:

@@ -11,7 +11,7 @@ from geode_jax._checks import check_data, check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.conditional import condition
-from geode_jax.predict.rows import of_features
+from geode_jax.predict.rows import node_in_features
 
 
 def image_rows(ax: Axes, rows: Mapping[str, np.ndarray], shape: tuple[int, int], *, low: float, high: float) -> Axes:
@@ -104,10 +104,10 @@ def cells(
     if X is not None:
         rows = check_data(X, allow_nan=True, num_features=posterior.num_features)
         ax.plot(*rows[:, shown].T, ".", color="black", markersize=2, alpha=0.4)
-    dictionary, draws = of_features(posterior).dictionary, posterior.draws
-    root = np.eye(posterior.num_features) if posterior.noise_root is None else posterior.noise_root
-    shape = root[shown] @ root[:, shown]
-    scale_of = dictionary.tree.scale
+    draws = posterior.draws
+    root = posterior.noise_root
+    shape = np.eye(wanted) if root is None else root[shown] @ root[:, shown]
+    scale_of = posterior.dictionary.tree.scale
     weight = np.exp(np.asarray(draws.log_weights[tree], np.float64)).mean(axis=(0, 1))
     # the noise variance of a scale that is empty in some draws has no mean, but its log has
     log_noise = np.asarray(draws.log_sigma2[tree], np.float64)[..., scale_of]
@@ -116,10 +116,10 @@ def cells(
     unit = posterior.scale[shown]
     angle = np.linspace(0.0, 2.0 * np.pi, 60)
     for node in np.flatnonzero(weight > 1e-3):
-        basis = np.asarray(dictionary.bases[tree, node], np.float64)[shown]
+        centre, basis = node_in_features(posterior, tree, int(node), shown)
         covariance = (basis * signal[node]) @ basis.T + noise[node] * shape
         values, vectors = np.linalg.eigh(covariance * np.outer(unit, unit))
-        centre = posterior.shift[shown] + unit * np.asarray(dictionary.centres[tree, node], np.float64)[shown]
+        centre = posterior.shift[shown] + unit * centre
         half_axes = 2.0 * np.sqrt(values) * vectors
         darkness = float(np.clip(0.15 + 0.85 * np.sqrt(weight[node] / weight.max()), 0.0, 1.0))
         for first, second in itertools.combinations(half_axes.T, 2):
@@ -146,14 +146,13 @@ def dictionary_images(
 
     Directions are in the data's units, each rescaled to the range of the centres; mid-grey is 0.
     """
-    dictionary = of_features(posterior).dictionary
-    absent = [node for node in nodes if not bool(dictionary.tree.is_present[tree, node])]
+    absent = [node for node in nodes if not bool(posterior.dictionary.tree.is_present[tree, node])]
     if absent:
         raise ValueError(f"nodes: expected present nodes, got {absent}")
-    index = np.asarray(nodes)
-    centres = posterior.shift + posterior.scale * np.asarray(dictionary.centres[tree, index], np.float64)
+    found = [node_in_features(posterior, tree, node) for node in nodes]
+    centres = posterior.shift + posterior.scale * np.stack([centre for centre, _ in found])
     low, high = float(centres.min()), float(centres.max())
-    directions = posterior.scale[:, None] * np.asarray(dictionary.bases[tree, index], np.float64)[..., :num_directions]
+    directions = posterior.scale[:, None] * np.stack([basis[:, :num_directions] for _, basis in found])
     largest = np.maximum(np.abs(directions).max(axis=1, keepdims=True), np.finfo(float).tiny)
     shown = 0.5 * (low + high) + 0.5 * (high - low) * directions / largest
     rows = {

@@ -87,6 +87,11 @@ class ObservedRows(eqx.Module):
     mask: Float[Array, "#b D"]
     whitening: Whitening | None
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, b."""
+        return self.x.shape[0]
+
     def statistics(self, centre: Float[Array, "D"], basis: Float[Array, "D d"]) -> Observed:
         """Statistics of the rows at one component, with `centre` and `basis` in the coordinates of x."""
         if self.whitening is None:

@@ -3,10 +3,13 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from geode_jax._files.archive import within
+from geode_jax._files.schema import Member, Sizes, members_of, up_to
 from geode_jax._typing import Array, Bool, Float, Int
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.model.tree import Tree
+from geode_jax.model.tree import Tree, tree_from_mask
 
 
 class Dictionary(eqx.Module):
@@ -14,17 +17,21 @@ class Dictionary(eqx.Module):
 
     Columns of a basis beyond the node's rank are zero. A forest is the same class with a leading axis F on every
     array, and so is a set of dictionaries that each left a fold out.
+
+    Model coordinates are c = D, or fewer where there are far fewer training rows than features: those in a space that
+    holds all training rows, and last a row's distance from it, where all nodes have zeros. `num_outside`: D - c.
     """
 
     tree: Tree
-    centres: Float[Array, "*batch K D"]
-    bases: Float[Array, "*batch K D d"]
+    centres: Float[Array, "*batch K c"]
+    bases: Float[Array, "*batch K c d"]
     ranks: Int[Array, "*batch K"]
+    num_outside: int = eqx.field(static=True, default=0)
 
     @property
     def num_features(self) -> int:
         """D."""
-        return self.centres.shape[-1]
+        return self.centres.shape[-1] + self.num_outside
 
     @property
     def max_rank(self) -> int:
@@ -45,3 +52,35 @@ def coloured(dictionary: Dictionary, root: Float[Array, "D D"] | None) -> Dictio
     centres = jnp.matmul(dictionary.centres, root, precision=HIGHEST)
     bases = jnp.einsum("ed,...dm->...em", root, dictionary.bases, precision=HIGHEST)
     return eqx.tree_at(lambda it: (it.centres, it.bases), dictionary, (centres, bases))
+
+
+@jax.jit
+def spread_out(dictionary: Dictionary, space: Float[Array, "D p"] | None) -> Dictionary:
+    """A dictionary in coordinates of a space, in those of R^D: what is not in the space is zero there."""
+    if space is None:
+        return dictionary
+    centres = jnp.matmul(dictionary.centres[..., :-1], space.T, precision=HIGHEST)
+    bases = jnp.einsum("Dp,...pd->...Dd", space, dictionary.bases[..., :-1, :], precision=HIGHEST)
+    return Dictionary(dictionary.tree, centres, bases, dictionary.ranks)
+
+
+# What a file holds of a forest's dictionaries and of the space that they lie in.
+DICTIONARY_MEMBERS = {
+    **members_of(Dictionary, "dictionary", "F", {"ranks": up_to("d")}),
+    "tree.is_present": Member("b", ("F", "K")),
+    "row_space": Member("f", ("D", "p"), is_optional=True),
+}
+
+
+def check_coordinates(sizes: Sizes) -> None:
+    """Raise ValueError unless dictionaries of a file have as many coordinates as its features or row space ask for."""
+    expected = sizes["p"] + 1 if "p" in sizes else sizes["D"]
+    if sizes["c"] != expected or expected > sizes["D"]:
+        raise ValueError(f"dictionaries have {sizes['c']} coordinates, expected {expected} for {sizes['D']} features")
+
+
+def dictionary_of(arrays: dict[str, np.ndarray]) -> Dictionary:
+    """The dictionaries of a file's arrays, which were checked; to be called within their precision."""
+    own = jax.device_put(within(arrays, "dictionary"))
+    num_outside = arrays["shift"].size - arrays["dictionary.centres"].shape[-1]
+    return Dictionary(tree=tree_from_mask(arrays["tree.is_present"]), **own, num_outside=num_outside)

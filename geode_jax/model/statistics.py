@@ -16,7 +16,7 @@ from jax import lax
 
 from geode_jax._typing import Array, Bool, Float, Int, Shaped
 from geode_jax.math.lowrank import HIGHEST, Observed
-from geode_jax.math.whitening import ObservedRows
+from geode_jax.math.row_space import SeenRows
 from geode_jax.model.dictionary import Dictionary
 
 # Sums over rows are sums of this many blocks. So their order does not depend on how many devices share the rows, as
@@ -131,7 +131,7 @@ def project_all(
     return lax.map(at_node, (centres, bases))
 
 
-def observed_statistics_of(dictionary: Dictionary, seen: ObservedRows) -> Observed:
+def observed_statistics_of(dictionary: Dictionary, seen: SeenRows) -> Observed:
     """Statistics of partial rows at every node, batch axes (b, K); the rows may share one mask."""
     by_node = map_nodes(seen.statistics, dictionary.centres, dictionary.bases, seen.numbers(dictionary.max_rank))
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
@@ -155,7 +155,7 @@ def map_nodes(
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:num_nodes], found)
 
 
-def observed_statistics_at(dictionary: Dictionary, seen: ObservedRows, node: Int[Array, "b M"]) -> Observed:
+def observed_statistics_at(dictionary: Dictionary, seen: SeenRows, node: Int[Array, "b M"]) -> Observed:
     """Statistics of partial rows, each with its own mask, at M given nodes of each row; batch axes (b, M)."""
     by_slot = lax.map(lambda own: seen.statistics_at(dictionary.centres, dictionary.bases, own), node.T)
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_slot)

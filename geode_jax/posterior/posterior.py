@@ -28,15 +28,20 @@ from geode_jax._files.schema import (
 from geode_jax._runtime.devices import replicated
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, Float
-from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.dictionary import (
+    DICTIONARY_MEMBERS,
+    Dictionary,
+    check_coordinates,
+    dictionary_of,
+    spread_out,
+)
 from geode_jax.model.draw import Adaptation, Draw
 from geode_jax.model.found import Found
-from geode_jax.model.tree import tree_from_mask
 from geode_jax.rows.frame import Frame
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 _FORMAT = "geode_jax posterior"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2  # that of files with a row space; others are of version 1
 _PARTS = ("dictionary", "draws", "adaptation")
 
 
@@ -46,7 +51,10 @@ class Posterior(eqx.Module):
     Made by :func:`geode_jax.fit`. Arrays of `draws` have axes (trees F, chains C, draws T, ...); `dictionary` has a
     leading axis F. Everything is in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of
     shape (D,) in float64 and R the symmetric `noise_root`, (D, D), of determinant 1: over their scales the features
-    have noise of covariance ``sigma2 R R``. None is the identity. `dictionary_settings` are as given by the user;
+    have noise of covariance ``sigma2 R R``. None is the identity. With a `row_space`, (D, p), orthonormal columns that
+    span all training rows, x are the p coordinates of ``(y - shift) / scale`` in it, and last the distance from it: all
+    that densities depend on where there are far fewer rows than features. `dictionary_settings` are as given by the
+    user;
     `found` is what they left open, with the reasons for each choice. `lost_mass`, (F,): mean posterior probability that
     a complete training row is at none of its candidate nodes (``DictionarySettings.num_candidates``); None if rows may
     be at any node.
@@ -67,6 +75,7 @@ class Posterior(eqx.Module):
     found: Found = eqx.field(static=True)
     noise_root: np.ndarray | None = None
     lost_mass: np.ndarray | None = None
+    row_space: Float[Array, "D p"] | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -183,6 +192,14 @@ class Posterior(eqx.Module):
         mode = int(np.argmax(self.intrinsic_dimension_probabilities))
         return None if mode == self.found.rank == self.found.rank_limit else mode
 
+    def spread_out(self) -> "Posterior":
+        """The same posterior without a `row_space`: its dictionary has all D coordinates, and takes as much memory."""
+        if self.row_space is None:
+            return self
+        with jax_settings(self.dtype):
+            dictionary = spread_out(self.dictionary, self.row_space)
+        return dataclasses.replace(self, dictionary=dictionary, row_space=None)
+
     def replicated(self, mesh: Mesh | None) -> "Posterior":
         """The same posterior on every device of a mesh, which then share the rows of predictions.
 
@@ -194,7 +211,8 @@ class Posterior(eqx.Module):
         """
         check_instance(mesh, "mesh", (Mesh, None))
         with jax_settings(self.dtype):
-            return dataclasses.replace(self, dictionary=replicated(self.dictionary, mesh))
+            parts = replicated((self.dictionary, self.row_space), mesh)
+            return dataclasses.replace(self, dictionary=parts[0], row_space=parts[1])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one ``.npz`` file, without pickle; an interrupted write leaves no partial file."""
@@ -213,11 +231,11 @@ class Posterior(eqx.Module):
             "shift": self.shift,
             "scale": self.scale,
         }
-        optional = {"noise_root": self.noise_root, "lost_mass": self.lost_mass}
-        arrays |= {name: array for name, array in optional.items() if array is not None}
+        optional = {"noise_root": self.noise_root, "lost_mass": self.lost_mass, "row_space": self.row_space}
+        arrays |= {name: np.asarray(array) for name, array in optional.items() if array is not None}
         header = {
             "format": _FORMAT,
-            "version": _FORMAT_VERSION,
+            "version": 1 if self.row_space is None else _FORMAT_VERSION,
             "dictionary_settings": encode(self.dictionary_settings),
             "found": self.found.to_header(),
             "prior": encode(self.prior),
@@ -240,13 +258,12 @@ _DRAW_RULES = {
     "dimension": up_to("d"),
 }
 _IN_MODEL_TYPE = {
-    **members_of(Dictionary, "dictionary", "F", {"ranks": up_to("d")}),
+    **DICTIONARY_MEMBERS,
     **members_of(Draw, "draws", "F C T", _DRAW_RULES),
     **members_of(Adaptation, "adaptation", "F C", {"included": NOT_NEGATIVE, "steps": NOT_NEGATIVE}),
 }
 _MEMBERS = {
     **_IN_MODEL_TYPE,
-    "tree.is_present": Member("b", ("F", "K")),
     "shift": Member("f", ("D",)),
     "scale": Member("f", ("D",), POSITIVE),
     "noise_root": Member("f", ("D", "D"), POSITIVE_DEFINITE, is_optional=True),
@@ -261,7 +278,9 @@ def _check(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     if sorted(header.get("arrays", arrays)) != sorted(arrays):
         raise ValueError("the arrays are not those that the header lists")
     num_nodes = arrays["tree.is_present"].shape[-1] if arrays["tree.is_present"].ndim == 2 else 0
-    check_arrays(arrays, _MEMBERS, {"S": (num_nodes + 1).bit_length() - 1})
+    sizes = {"S": (num_nodes + 1).bit_length() - 1}
+    check_arrays(arrays, _MEMBERS, sizes)
+    check_coordinates(sizes)
     check_one_float_type(arrays, _IN_MODEL_TYPE, arrays["dictionary.centres"].dtype)
     if not all(arrays[name].shape[axis] for name in ("draws.tau", "draws.count") for axis in range(4)):
         raise ValueError("it holds no draws")
@@ -275,7 +294,7 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
 
     with jax_settings(arrays["dictionary.centres"].dtype):
         return Posterior(
-            dictionary=Dictionary(tree=tree_from_mask(arrays["tree.is_present"]), **part("dictionary")),
+            dictionary=dictionary_of(arrays),
             draws=jax.tree.map(np.asarray, Draw(**part("draws"))),
             adaptation=jax.tree.map(np.asarray, Adaptation(**part("adaptation"))),
             shift=arrays["shift"],
@@ -286,6 +305,7 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
             sampler_settings=decode_as(SamplerSettings, header["sampler_settings"]),
             noise_root=arrays.get("noise_root"),
             lost_mass=arrays.get("lost_mass"),
+            row_space=jax.device_put(arrays.get("row_space")),
         )
 
 

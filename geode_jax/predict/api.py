@@ -107,7 +107,7 @@ def log_density_draws(
             (nodes, draws),
             x,
             is_observed,
-            root=posterior.noise_root,
+            posterior=posterior,
             bytes_per_row=posterior.num_trees * partial_row_bytes(posterior, draws, num_candidates, is_observed),
             num_candidates=num_candidates,
         )
@@ -127,7 +127,7 @@ def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[n
         draws = thinned(posterior, None)
         x = map_row_blocks(
             sample_rows,
-            (key, posterior.dictionary, draws),
+            (key, posterior.dictionary, draws, posterior.row_space),
             np.arange(num_samples, dtype=np.int32),
             bytes_per_row=4 * posterior.dtype.itemsize * posterior.num_features,
         )

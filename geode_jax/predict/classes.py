@@ -15,10 +15,16 @@ from geode_jax.predict.class_span import bytes_per_row as reduced_row_bytes
 from geode_jax.predict.class_span import log_density_reduced, show
 from geode_jax.predict.density import density_row_bytes, log_densities
 from geode_jax.predict.distance import by_distance
-from geode_jax.predict.mixture import bytes_per_row as partial_row_bytes
 from geode_jax.predict.mixture import log_densities_partial
 from geode_jax.predict.nodes import Nodes
-from geode_jax.predict.rows import CANDIDATES, map_partial_rows, thinned, without_empty
+from geode_jax.predict.rows import (
+    CANDIDATES,
+    in_row_space,
+    map_partial_rows,
+    partial_row_bytes,
+    thinned,
+    without_empty,
+)
 from geode_jax.rows.frame import to_model
 
 # Draws per tree. Few are enough, as a class density is averaged over trees too; for a partial row every draw costs a
@@ -98,11 +104,12 @@ def _complete(posterior: ClassPosterior, x: np.ndarray, num_draws: int) -> np.nd
     found = []
     for member in posterior.members:
         draws = thinned(member, num_draws)
+        own = in_row_space(member, x)
         by_draw = map_row_blocks(
             log_densities,
             (member.dictionary, draws),
-            x,
-            bytes_per_row=member.num_trees * density_row_bytes(draws, x),
+            own,
+            bytes_per_row=member.num_trees * density_row_bytes(draws, own),
         )
         found.append(by_draw.reshape(x.shape[0], -1) + outside)
     return np.stack(found, axis=1)
@@ -125,6 +132,7 @@ def _partial(
             (origin, basis),
             x,
             is_observed,
+            posterior=None,
             bytes_per_row=x.itemsize * (4 * x.shape[1] + 4 * rank * rank),
         )
     for member in posterior.members:
@@ -145,7 +153,8 @@ def _partial(
                 (Nodes(member.dictionary, None), draws),
                 x,
                 is_observed,
-                bytes_per_row=member.num_trees * partial_row_bytes(member.dictionary, width, num_draws, 0),
+                posterior=member,
+                bytes_per_row=member.num_trees * partial_row_bytes(member, draws, width, is_observed),
                 num_candidates=width,
             )
         found.append(without_empty(by_draw.reshape(x.shape[0], -1), is_observed) + jacobian)

@@ -22,6 +22,7 @@ from geode_jax.predict.rows import (
     check_draws,
     check_rows,
     features_and_mask,
+    in_row_space,
     map_partial_rows,
     num_wanted,
     of_features,
@@ -130,7 +131,7 @@ class Conditional:
                 x,
                 is_observed,
                 rows.astype(np.int32),
-                root=posterior.noise_root,
+                posterior=posterior,
                 bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates, is_observed)
                 + x.itemsize * num_samples * self._columns(x).shape[1],
                 num_candidates=self.num_candidates,
@@ -187,12 +188,12 @@ class Conditional:
         if not seen.all():
             return partial_log_density_by_tree(self.posterior, draws, whole, seen, self.num_candidates)
         inverse = self.posterior.frame.inverse_root
-        complete = whole if inverse is None else (whole @ inverse).astype(whole.dtype)
+        complete = in_row_space(self.posterior, whole if inverse is None else (whole @ inverse).astype(whole.dtype))
         by_tree = map_row_blocks(
             log_density_by_tree,
             (self.posterior.dictionary, draws),
             complete,
-            bytes_per_row=density_row_bytes(draws, whole),
+            bytes_per_row=density_row_bytes(draws, complete),
         )
         return np.asarray(by_tree, np.float64)
 
@@ -225,7 +226,7 @@ class Conditional:
             (of_features(self.posterior), draws, self._index()),
             x,
             is_observed,
-            root=self.posterior.noise_root,
+            posterior=self.posterior,
             bytes_per_row=partial_row_bytes(self.posterior, draws, self.num_candidates, is_observed)
             + x.itemsize * len(levels or ()) * self._columns(x).shape[1],
             num_candidates=self.num_candidates,

@@ -28,7 +28,8 @@ from jax.scipy.special import ndtr, ndtri
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
-from geode_jax.math.whitening import NoiseGivenSeen, ObservedRows
+from geode_jax.math.row_space import RowsInSpace, SeenRows
+from geode_jax.math.whitening import NoiseGivenSeen
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.predict.mixture import (
@@ -56,7 +57,7 @@ class _Wanted(eqx.Module):
     noise: NoiseGivenSeen | None
 
     @classmethod
-    def of(cls, seen: ObservedRows, features: Array | None, num_wanted: int) -> "_Wanted":
+    def of(cls, seen: SeenRows, features: Array | None, num_wanted: int) -> "_Wanted":
         """The `features` (None: all) that a row misses, at most `num_wanted`."""
         is_wanted = 1.0 - seen.mask
         if features is not None:
@@ -84,7 +85,7 @@ def _components(
     dictionary: Dictionary,
     candidates: Candidates,
     mixture: Mixture,
-    seen: ObservedRows,
+    seen: SeenRows,
     wanted: _Wanted,
     with_variance: bool,
 ) -> tuple[Array, Array]:
@@ -99,6 +100,8 @@ def _components(
     def of_pairs(pairs: Array) -> tuple[Array, Array]:
         at, row = jax.tree.map(lambda leaf: leaf[pairs], flat), pairs // width
         own = wanted.of_rows(row)
+        if isinstance(seen, RowsInSpace):
+            return _in_space(seen, centres[at.node], bases[at.node], at, own, with_variance)
         place = at.node[:, None], own.index
         mean, basis, variance = centres[place], bases[place], at.noise[:, None]
         if seen.whitening is not None and own.noise is not None:
@@ -120,6 +123,30 @@ def _components(
     found = map_relevant(of_pairs, candidates, (empty, empty[:, : None if with_variance else 1] + 1.0))
     mean, variance = (jnp.swapaxes(leaf.reshape(rows, width, -1), 0, 1) for leaf in found)
     return mean, variance
+
+
+def _in_space(
+    seen: RowsInSpace,
+    centre: Float[Array, "k p1"],
+    basis: Float[Array, "k p1 d"],
+    at: Mixture,
+    wanted: _Wanted,
+    with_variance: bool,
+) -> tuple[Array, Array]:
+    """:func:`_components` for nodes in a space that holds all of them, (k, U) each."""
+    index = jnp.broadcast_to(wanted.index, (centre.shape[0], wanted.index.shape[1]))
+    point = centre + jnp.einsum("kpd,kd->kp", basis, at.mean, precision=HIGHEST)
+    mean = jnp.take_along_axis(seen.features(point), index, axis=1)
+    if not with_variance:
+        return mean, at.noise[:, None]
+
+    def spread(one: tuple[Array, Array]) -> Float[Array, "D"]:
+        own = seen.features(one[0].T).T  # as large as D d: one pair at a time
+        return jnp.sum(jnp.matmul(own, one[1], precision=HIGHEST) * own, axis=-1)
+
+    of_signal = jnp.take_along_axis(lax.map(spread, (basis, at.covariance)), index, axis=1)
+    variance = at.noise[:, None] + jnp.maximum(of_signal, 0.0)
+    return mean, jnp.where(wanted.is_there > 0.0, variance, 1.0)
 
 
 def _quantile(level: float, weight: Array, mean: Array, deviation: Array) -> Array:
@@ -179,7 +206,7 @@ def conditional_summary(
     nodes: Nodes,
     draws: Draw,
     features: Array | None,
-    seen: ObservedRows,
+    seen: SeenRows,
     *,
     num_candidates: int,
     levels: tuple[float, ...] | None,
@@ -190,7 +217,7 @@ def conditional_summary(
     With `levels`, also the factor by which the distribution is shrunk towards its mean, (b, 1), the standard deviation,
     and the quantiles. `num_wanted`: the most missing features that a row is to be filled in at.
     """
-    num_trees, num_features = draws.log_joint.shape[0], seen.x.shape[1]
+    num_trees, num_features = draws.log_joint.shape[0], seen.mask.shape[1]
     wanted = _Wanted.of(seen, features, num_wanted)
 
     def one_tree(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> tuple[Array, ...]:
@@ -203,7 +230,7 @@ def conditional_summary(
         return (wanted.placed(jnp.sum(weight * mean, axis=1).mean(axis=0), features, num_features),)
     average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), wanted.is_there)
     # all components of all trees on one axis
-    weight = weight.reshape(-1, seen.x.shape[0], 1) / num_trees
+    weight = weight.reshape(-1, seen.num_rows, 1) / num_trees
     mean = average + factor * (mean.reshape(-1, *average.shape) - average)
     deviation = factor * jnp.sqrt(variance.reshape(-1, *average.shape))
     spread = jnp.sqrt(_moments(weight, mean, jnp.square(deviation))[1])
@@ -218,7 +245,7 @@ def conditional_draws(
     nodes: Nodes,
     draws: Draw,
     features: Array | None,
-    seen: ObservedRows,
+    seen: SeenRows,
     row: Int[Array, "b"],
     *,
     num_candidates: int,
@@ -232,7 +259,7 @@ def conditional_draws(
     :func:`conditional_summary`.
     """
     dictionary = nodes.dictionary
-    num_trees, num_features = draws.log_joint.shape[0], seen.x.shape[1]
+    num_trees, num_features = draws.log_joint.shape[0], seen.mask.shape[1]
     wanted = _Wanted.of(seen, features, num_wanted)
 
     def one_tree(
@@ -245,7 +272,7 @@ def conditional_draws(
 
     node, observed, scores, by_tree, variance = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
     average, factor = _pool(by_tree, variance, wanted.is_there)
-    dtype = seen.x.dtype
+    dtype = average.dtype
     scale = jnp.asarray(dictionary.tree.scale)
 
     def one_draw(row_key: KeyArray, index: Array) -> Array:
@@ -263,7 +290,10 @@ def conditional_draws(
         noise = sigma * jax.random.normal(key_eps, (num_features,), dtype)
         own = wanted.of_rows(index[None])
         missing = own.index[0]
-        if seen.whitening is None or own.noise is None:
+        if isinstance(seen, RowsInSpace):
+            point = dictionary.centres[tree, where] + jnp.matmul(dictionary.bases[tree, where], eta, precision=HIGHEST)
+            drawn = seen.features(point)[missing] + noise[missing]
+        elif seen.whitening is None or own.noise is None:
             basis = dictionary.bases[tree, where, missing]
             drawn = dictionary.centres[tree, where, missing] + jnp.matmul(basis, eta, precision=HIGHEST)
             drawn += noise[missing]
@@ -275,7 +305,7 @@ def conditional_draws(
             drawn = whole[missing] + jnp.matmul(off, own.noise.map[0], precision=HIGHEST)
         return average[index] + factor[index] * (drawn - average[index])
 
-    num_rows = seen.x.shape[0]
+    num_rows = seen.num_rows
     number = num_rows * num_samples
     keys = jax.vmap(lambda own: jax.random.split(jax.random.fold_in(key, own), num_samples))(row).reshape(number)
     index = jnp.repeat(jnp.arange(num_rows), num_samples)

@@ -8,8 +8,8 @@ import numpy as np
 
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, ArrayLike, Float
+from geode_jax.math.row_space import SeenRows
 from geode_jax.math.streaming import map_row_blocks
-from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
@@ -56,7 +56,7 @@ def intrinsic_dimension(
             (nodes, draws),
             x,
             is_observed,
-            root=posterior.noise_root,
+            posterior=posterior,
             bytes_per_row=partial_row_bytes(posterior, draws, num_candidates, is_observed),
             num_candidates=num_candidates,
         )
@@ -69,14 +69,13 @@ def intrinsic_dimension(
 
 @partial(quickly_compiled, static_argnames="num_candidates")
 def _node_probabilities_partial(
-    nodes: Nodes, draws: Draw, seen: ObservedRows, *, num_candidates: int
+    nodes: Nodes, draws: Draw, seen: SeenRows, *, num_candidates: int
 ) -> Float[Array, "b F K"]:
     """Probability of each node given the observed part, averaged over the draws of each tree; 0 at non-candidates."""
 
     def one_tree(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> Array:
         probability = jax.nn.softmax(candidate_scores(dictionary, draws, candidates), axis=2).mean(axis=0)
-        num_rows = seen.x.shape[0]
-        empty = jnp.zeros((num_rows, dictionary.tree.num_nodes), seen.x.dtype)
-        return empty.at[jnp.arange(num_rows)[:, None], candidates.node].set(probability)
+        empty = jnp.zeros((seen.num_rows, dictionary.tree.num_nodes), probability.dtype)
+        return empty.at[jnp.arange(seen.num_rows)[:, None], candidates.node].set(probability)
 
     return jnp.swapaxes(of_each_tree(one_tree, nodes, draws, seen, num_candidates), 0, 1)

@@ -75,7 +75,8 @@ def _of_centres(posterior: Posterior, reduction: Reduction | None) -> float:
         centres = centres @ posterior.noise_root
     if reduction is not None:
         centres = reduction.origin + centres @ reduction.basis.T
-    return float(np.average(np.mean(np.square(centres), axis=1), weights=count))
+    num_features = posterior.num_features if reduction is None else centres.shape[1]
+    return float(np.average(np.sum(np.square(centres), axis=1) / num_features, weights=count))
 
 
 def in_float64(posterior: AnyPosterior) -> AnyPosterior:

@@ -26,7 +26,7 @@ from geode_jax.math.lowrank import (
     log_marginal,
     rough_log_marginal,
 )
-from geode_jax.math.whitening import ObservedRows
+from geode_jax.math.row_space import SeenRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.model.statistics import map_nodes, observed_statistics_at, observed_statistics_of
@@ -131,7 +131,7 @@ def of_each_tree(
     function: Callable[[Dictionary, Draw, Candidates], TreeResults],
     nodes: Nodes,
     draws: Draw,
-    seen: ObservedRows,
+    seen: SeenRows,
     num_candidates: int,
 ) -> TreeResults:
     """``function(dictionary, draws, candidates)`` of every tree in turn, stacked on a first axis."""
@@ -147,7 +147,7 @@ def of_each_tree(
     return lax.map(one_tree, (nodes.dictionary, draws, None if nodes.ranking is None else nodes.ranking.nodes))
 
 
-def _is_screened(dictionary: Dictionary, seen: ObservedRows, num_candidates: int) -> bool:
+def _is_screened(dictionary: Dictionary, seen: SeenRows, num_candidates: int) -> bool:
     """Whether nodes are first ranked by a few directions: products of all of them are too many."""
     return num_candidates < dictionary.tree.num_nodes and seen.mask.shape[0] > 1 and is_ranked(dictionary)
 
@@ -155,7 +155,7 @@ def _is_screened(dictionary: Dictionary, seen: ObservedRows, num_candidates: int
 def _find_candidates(
     dictionary: Dictionary,
     draws: Draw,
-    seen: ObservedRows,
+    seen: SeenRows,
     products: Callable[[], Products] | None,
     num_candidates: int,
 ) -> Candidates:
@@ -186,7 +186,7 @@ def _find_candidates(
 def _rough_scores(
     dictionary: Dictionary,
     parameters: _Parameters,
-    seen: ObservedRows,
+    seen: SeenRows,
     products: Callable[[], Products] | None,
 ) -> Float[Array, "b K"]:
     """Log weight plus log density at every node of few directions."""
@@ -329,16 +329,14 @@ def merged_mixture(
 
 
 @partial(quickly_compiled, static_argnames="num_candidates")
-def log_density_partial(nodes: Nodes, draws: Draw, seen: ObservedRows, *, num_candidates: int) -> Float[Array, "b F"]:
+def log_density_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_candidates: int) -> Float[Array, "b F"]:
     """Log marginal density under each tree of the observed features, each divided by its scale."""
     by_draw = log_densities_partial(nodes, draws, seen, num_candidates=num_candidates)
     return jax.nn.logsumexp(by_draw, axis=2) - jnp.log(by_draw.shape[2])
 
 
 @partial(quickly_compiled, static_argnames="num_candidates")
-def log_densities_partial(
-    nodes: Nodes, draws: Draw, seen: ObservedRows, *, num_candidates: int
-) -> Float[Array, "b F T"]:
+def log_densities_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_candidates: int) -> Float[Array, "b F T"]:
     """Log marginal density under every draw of every tree of the observed features, each divided by its scale."""
 
     def one_tree(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> Array:
@@ -352,8 +350,25 @@ def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, n
     """Upper estimate of the bytes a partial row takes in a block; `num_seen` is 0 where the noise is isotropic."""
     rank, features, nodes = dictionary.max_rank, dictionary.num_features, dictionary.tree.num_nodes
     screened = SCREEN_RANK if rank >= 2 * SCREEN_RANK and num_candidates < nodes else rank
-    numbers = nodes * (3 * screened * (screened + 4) + 4 * rank) + num_candidates * (6 * rank * rank + num_draws)
-    numbers += min(num_draws, DRAWS_AT_ONCE) * rank * (rank + 4)  # a quarter of a pair at once; some more of few rows
+    numbers = _numbers_of_nodes(dictionary, num_candidates, num_draws)
     if num_seen:
         numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank) + nodes * screened * rank
     return dictionary.centres.dtype.itemsize * (numbers + features * (rank + 4 + 4 * num_candidates))
+
+
+def bytes_in_space(dictionary: Dictionary, num_candidates: int, num_draws: int) -> int:
+    """:func:`bytes_per_row` where all nodes are in a space that the dictionary has coordinates of."""
+    num_trees, rank, features = dictionary.centres.shape[0], dictionary.max_rank, dictionary.num_features
+    in_space = dictionary.centres.shape[-1]
+    numbers = _numbers_of_nodes(dictionary, num_candidates, num_draws)
+    numbers += in_space * (4 * in_space + num_candidates * rank)
+    return dictionary.centres.dtype.itemsize * (numbers + features * (8 + 4 * num_trees * num_candidates))
+
+
+def _numbers_of_nodes(dictionary: Dictionary, num_candidates: int, num_draws: int) -> int:
+    """How many numbers per row do not grow with the features."""
+    rank, nodes = dictionary.max_rank, dictionary.tree.num_nodes
+    screened = SCREEN_RANK if rank >= 2 * SCREEN_RANK and num_candidates < nodes else rank
+    numbers = nodes * (3 * screened * (screened + 4) + 4 * rank) + num_candidates * (6 * rank * rank + num_draws)
+    # a quarter of a pair at once; some more of few rows
+    return numbers + min(num_draws, DRAWS_AT_ONCE) * rank * (rank + 4)

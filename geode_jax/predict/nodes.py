@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from geode_jax._typing import Array, Float
 from geode_jax.math.lowrank import HIGHEST, least_squares, orthonormal
-from geode_jax.math.whitening import ObservedRows
+from geode_jax.math.row_space import SeenRows
 from geode_jax.model.dictionary import Dictionary, coloured
 
 SCREEN_RANK = 16  # leading directions by which nodes are ranked
@@ -74,7 +74,7 @@ class SeenInSpan(eqx.Module):
     rest: Float[Array, "b"]
 
     @classmethod
-    def of(cls, ranking: Ranking | None, seen: ObservedRows) -> "SeenInSpan | None":
+    def of(cls, ranking: Ranking | None, seen: SeenRows) -> "SeenInSpan | None":
         """The products of these rows; None where these rank nodes by their own products, with few features seen."""
         if ranking is None or seen.whitening is None or seen.whitening.index.shape[1] < 2 * ranking.span.shape[1]:
             return None

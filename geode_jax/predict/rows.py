@@ -12,12 +12,13 @@ from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.devices import everywhere, mesh_of, on_one
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, ArrayLike
+from geode_jax.math.row_space import SeenRows, observe_in_space, space_coordinates
 from geode_jax.math.streaming import map_row_blocks
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.distance import by_distance
-from geode_jax.predict.mixture import bytes_per_row, log_density_partial
+from geode_jax.predict.mixture import bytes_in_space, bytes_per_row, log_density_partial
 from geode_jax.predict.nodes import Nodes
 from geode_jax.rows.frame import to_model
 
@@ -66,6 +67,14 @@ def features_and_mask(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarra
     return x, (~missing).astype(posterior.dtype)
 
 
+def in_row_space(posterior: Posterior, x: np.ndarray) -> np.ndarray:
+    """Complete rows, (n, D), in the coordinates that the posterior's dictionary has."""
+    space = posterior.row_space
+    if space is None:
+        return x
+    return np.asarray(map_row_blocks(space_coordinates, (space,), x, bytes_per_row=4 * x.itemsize * x.shape[1]))
+
+
 def of_features(posterior: Posterior) -> Nodes:
     """The nodes in coordinates of the features divided by their scales, which partial rows need.
 
@@ -96,6 +105,20 @@ def of_features(posterior: Posterior) -> Nodes:
 _of_features: dict[tuple[int, ...], Nodes] = {}
 
 
+def node_in_features(
+    posterior: Posterior, tree: int, node: int, features: list[int] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Centre, (D,), and basis, (D, d), of one node in float64, of `features` (None: all) divided by their scales."""
+    some = slice(None) if features is None else features
+    dictionary = of_features(posterior).dictionary
+    parts = dictionary.centres[tree, node], dictionary.bases[tree, node]
+    centre, basis = (np.asarray(part, np.float64) for part in parts)
+    if posterior.row_space is None:
+        return centre[some], basis[some]
+    space = np.asarray(posterior.row_space[some], np.float64)
+    return space @ centre[:-1], space @ basis[:-1]
+
+
 def num_seen(is_observed: np.ndarray) -> int:
     """Array length for the observed features of a row, rounded up to a few sizes so that few programs are compiled.
 
@@ -124,14 +147,16 @@ def map_partial_rows(
     is_observed: np.ndarray,
     *more: np.ndarray,
     bytes_per_row: int,
-    root: np.ndarray | None = None,
+    posterior: Posterior | None,
     **options: Any,
 ) -> Any:
     """:func:`map_row_blocks` of ``function(*shared, seen, *more)``; rows that miss the same features share blocks.
 
     A pattern that many rows share, as in regression, gets separate blocks with a single mask, (1, D), so that work that
-    depends only on the pattern is done once per block. `root`: root of the noise covariance; None if it is isotropic.
+    depends only on the pattern is done once per block. `posterior`: the one whose noise covariance or row space the
+    rows are to be reduced by; None if by none.
     """
+    root, space = (None, None) if posterior is None else (posterior.noise_root, posterior.row_space)
     noise = None if root is None else SharedNoise.of(jax.device_put(root.astype(x.dtype)))
     seen: dict[str, Any] = {"bytes_per_row": bytes_per_row, "calls_lapack": True}
     seen |= {"of_seen": function, "num_seen": num_seen(is_observed), "options": tuple(options.items())}
@@ -144,13 +169,13 @@ def map_partial_rows(
     if rest.size:
         arrays = (array[rest] for array in (is_observed, x, *more))
         index.append(rest)
-        parts.append(map_row_blocks(_of_observed, (shared, noise), *arrays, **seen))
+        parts.append(map_row_blocks(_of_observed, (shared, noise, space), *arrays, **seen))
     for number in np.flatnonzero(is_common):
         here = np.flatnonzero(pattern == number)
         mask = jax.device_put(is_observed[here[:1]])
         arrays = (array[here] for array in (x, *more))
         index.append(here)
-        parts.append(map_row_blocks(_of_observed, (shared, noise, mask), *arrays, **seen))
+        parts.append(map_row_blocks(_of_observed, (shared, noise, space, mask), *arrays, **seen))
     order = np.argsort(np.concatenate(index))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
 
@@ -158,6 +183,7 @@ def map_partial_rows(
 def _of_observed(
     shared: tuple[Any, ...],
     noise: SharedNoise | None,
+    space: Array | None,
     mask: Array,
     x: Array,
     *more: Array,
@@ -166,7 +192,11 @@ def _of_observed(
     options: tuple[tuple[str, Any], ...],
 ) -> Any:
     """``of_seen(*shared, seen, *more, **options)`` of a block of partial rows."""
-    return of_seen(*shared, observe_rows(x, mask, noise, num_seen=num_seen), *more, **dict(options))
+    if space is not None:
+        seen: SeenRows = observe_in_space(x, mask, space)
+    else:
+        seen = observe_rows(x, mask, noise, num_seen=num_seen)
+    return of_seen(*shared, seen, *more, **dict(options))
 
 
 def map_rows(
@@ -185,7 +215,7 @@ def map_rows(
     index, parts = [], []
     for within, rows in by_distance(posterior, data, np.flatnonzero(~is_partial)):
         with jax_settings(within.dtype), one_blas_thread():
-            x = to_model(data[rows], within.frame, within.dtype)
+            x = in_row_space(within, to_model(data[rows], within.frame, within.dtype))
             parts.append(of_complete(within, thinned(within, num_draws[0]), x))
         index.append(rows)
     for within, rows in by_distance(posterior, data, np.flatnonzero(is_partial)):
@@ -197,6 +227,8 @@ def map_rows(
 
 def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int, is_observed: np.ndarray) -> int:
     """Upper estimate of the bytes a partial row takes in a block."""
+    if posterior.row_space is not None:
+        return bytes_in_space(posterior.dictionary, num_candidates, draws.log_joint.shape[1])
     most_seen = 0 if posterior.noise_root is None else num_seen(is_observed)
     return bytes_per_row(posterior.dictionary, num_candidates, draws.log_joint.shape[1], most_seen)
 
@@ -211,7 +243,7 @@ def partial_log_density_by_tree(
         (nodes, draws),
         x,
         is_observed,
-        root=posterior.noise_root,
+        posterior=posterior,
         bytes_per_row=partial_row_bytes(posterior, draws, num_candidates, is_observed),
         num_candidates=num_candidates,
     )

@@ -10,10 +10,13 @@ from geode_jax.model.draw import Draw
 
 
 @jax.jit
-def sample_rows(key: KeyArray, dictionary: Dictionary, draws: Draw, row: Int[Array, "n"]) -> Float[Array, "n D"]:
+def sample_rows(
+    key: KeyArray, dictionary: Dictionary, draws: Draw, space: Float[Array, "D p"] | None, row: Int[Array, "n"]
+) -> Float[Array, "n D"]:
     """Rows in model coordinates: pick a tree and a draw at random, a node by its weight, and draw from its Gaussian.
 
-    `draws`: leaves with axes (trees, draws, ...). `row`: the numbers of the rows; a row depends on the key and on its
+    `draws`: leaves with axes (trees, draws, ...). `space`: that of all rows if the dictionary is in coordinates of it;
+    rows then have D coordinates all the same. `row`: the numbers of the rows; a row depends on the key and on its
     number, not on the others.
     """
     num_trees, num_draws = draws.log_joint.shape
@@ -28,7 +31,9 @@ def sample_rows(key: KeyArray, dictionary: Dictionary, draws: Draw, row: Int[Arr
         sigma = jnp.exp(0.5 * draws.log_sigma2[tree, draw, scale[node]])
         eta = sigma * jnp.sqrt(jnp.expm1(neg_log_u)) * jax.random.normal(key_eta, neg_log_u.shape, sigma.dtype)
         noise = sigma * jax.random.normal(key_eps, (dictionary.num_features,), sigma.dtype)
-        basis = dictionary.bases[tree, node]
-        return dictionary.centres[tree, node] + jnp.matmul(basis, eta, precision=HIGHEST) + noise
+        point = dictionary.centres[tree, node] + jnp.matmul(dictionary.bases[tree, node], eta, precision=HIGHEST)
+        if space is not None:
+            point = jnp.matmul(space, point[:-1], precision=HIGHEST)
+        return point + noise
 
     return jax.lax.map(one_row, row, batch_size=64)
