@@ -3,7 +3,6 @@
 import dataclasses
 import warnings
 import zipfile
-from unittest import mock
 
 import equinox as eqx
 import jax
@@ -17,13 +16,11 @@ from scipy import stats
 
 import geode_jax
 from geode_jax.fitting import memory
-from geode_jax.forest import choices, dictionaries, trees
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import chain as chain_module
 from geode_jax.gibbs import rank
 from geode_jax.model.state import NodeSums
 from geode_jax.model.tree import tree_from_mask
-from geode_jax.rows import row_space
 
 TINY = geode_jax.SamplerSettings(num_warmup=10, num_samples=10, segment_length=10)
 
@@ -459,37 +456,6 @@ def test_memory_that_will_not_suffice(data, monkeypatch):
     with pytest.warns(RuntimeWarning, match="GiB .*fewer trees") as told:
         geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)
     assert told[0].filename == __file__  # the line of the caller, not one of the package
-
-
-@pytest.mark.parametrize("span", [None, geode_jax.SharedSpan(3), geode_jax.SharedSpan()])
-def test_few_rows_in_many_features(span, monkeypatch):
-    """Stage one in coordinates of the row space finds what it finds in R^D, and hands on dictionaries of R^D."""
-    rng = np.random.default_rng(0)
-    x = 3.0 + rng.normal(size=(40, 4)) @ rng.normal(size=(4, 120)) + 0.1 * rng.normal(size=(40, 120))
-    settings = geode_jax.DictionarySettings(num_trees=2, max_rank=3, depth=1, noise_covariance=None, shared_span=span)
-
-    def learn():
-        return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
-
-    used = mock.Mock(wraps=row_space.row_coordinates)
-    for module in (dictionaries, trees):
-        monkeypatch.setattr(module, "row_coordinates", used)
-    chosen = mock.Mock(wraps=choices.try_spans)
-    monkeypatch.setattr(choices, "try_spans", chosen)
-    found = learn()
-    assert used.call_count == 2  # for trees, and divided by the noise scales
-    assert all(call.args[0].num_features == 120 for call in chosen.call_args_list)  # the noise lives in R^D
-    for module in (dictionaries, trees):
-        monkeypatch.setattr(module, "uses_row_space", lambda *_: False)
-    expected = learn()
-    assert used.call_count == 2  # for trees, and divided by the noise scales
-    assert (found.found.rank, found.found.span_rank) == (expected.found.rank, expected.found.span_rank)
-    np.testing.assert_array_equal(found.dictionary.ranks, expected.dictionary.ranks)
-    np.testing.assert_allclose(found.statistics.residual, expected.statistics.residual, rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(found.statistics.squared, expected.statistics.squared, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(found.dictionary.centres, expected.dictionary.centres, atol=1e-10)
-    for ours, theirs in zip(*(np.asarray(it.dictionary.bases[0]) for it in (found, expected)), strict=True):
-        np.testing.assert_allclose(np.square(ours.T @ theirs).sum(), np.square(theirs).sum(), rtol=1e-8)
 
 
 def test_trees_from_a_part_of_the_rows(data):

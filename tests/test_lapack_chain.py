@@ -16,6 +16,7 @@ from jax.extend import core
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill
 from geode_jax.gibbs import missing
+from geode_jax.math.row_space import observe_in_space
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.predict import class_span, conditional_moments, mixture, nodes
 
@@ -68,17 +69,19 @@ def test_no_product_is_rounded_to_ten_bits(arguments):
         assert text.count("dot_general[") == text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") > 0
 
 
-@pytest.fixture(params=["isotropic", "shaped", "ranked"])
+@pytest.fixture(params=["isotropic", "shaped", "ranked", "space"])
 def arguments(posterior, request, monkeypatch):
-    """Nodes, draws and rows: isotropic noise, noise of a covariance, and nodes that are ranked by one direction."""
+    """Nodes, draws and rows: isotropic noise, noise of a covariance, nodes that are ranked by one direction, a space."""
     if request.param == "ranked":
         for module in (mixture, nodes):
             monkeypatch.setattr(module, "SCREEN_RANK", 1)
         jax.clear_caches()  # what was traced with the package's own
     with jax_settings(posterior.dtype):
         x, identity = jnp.zeros((4, 6), posterior.dtype), jnp.eye(6, dtype=posterior.dtype)
-        noise = None if request.param == "isotropic" else SharedNoise.of(identity)
+        noise = SharedNoise.of(identity) if request.param in ("shaped", "ranked") else None
         seen = observe_rows(x, jnp.ones_like(x), noise, num_seen=6)
+        if request.param == "space":
+            seen = observe_in_space(x, jnp.ones_like(x), identity[:, :5])
         found = nodes.Nodes(posterior.dictionary, None)
         if noise is not None:
             found = nodes.Nodes.of(posterior.dictionary, identity)
@@ -94,11 +97,17 @@ def test_what_is_seen_is_one_chain():
     count, pairs = unordered_pairs(jax.make_jaxpr(program)(jnp.zeros((4, 6)), jnp.ones((4, 6)), noise).jaxpr)
     assert count == 2
     assert not pairs
+    jaxpr = jax.make_jaxpr(lambda *rest: observe_in_space(*rest))(
+        jnp.zeros((4, 6)), jnp.ones((4, 6)), jnp.eye(6)[:, :5]
+    )
+    count, pairs = unordered_pairs(jaxpr.jaxpr)
+    assert count == 3
+    assert not pairs
 
 
 def test_predictions_are_one_chain(arguments):
     found, draws, seen = arguments
-    dtype = seen.x.dtype
+    dtype = seen.mask.dtype
     summary, sample = conditional_moments.conditional_summary, conditional_moments.conditional_draws
     given: dict = {
         "density": (mixture.log_density_partial, (seen,), {}),

@@ -115,7 +115,7 @@ def node_in_features(
     centre, basis = (np.asarray(part, np.float64) for part in parts)
     if posterior.row_space is None:
         return centre[some], basis[some]
-    space = np.asarray(posterior.row_space[some], np.float64)
+    space = np.asarray(posterior.row_space)[some].astype(np.float64)
     return space @ centre[:-1], space @ basis[:-1]
 
 

@@ -1,0 +1,294 @@
+"""Far fewer rows than features: everything is as in coordinates of all features, in a fraction of the memory."""
+
+import dataclasses
+from unittest import mock
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import geode_jax
+from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.fitting.memory import bytes_needed
+from geode_jax.forest import choices, dictionaries, trees
+from geode_jax.forest.forest import Forest
+from geode_jax.forest.learn import plan_of
+from geode_jax.interop.numpyro import PosteriorPredictive
+from geode_jax.math import row_space as math_row_space
+from geode_jax.math.row_space import observe_in_space
+from geode_jax.model.dictionary import spread_out
+from geode_jax.predict.distance import in_float64
+from geode_jax.predict.rows import node_in_features
+from geode_jax.rows import row_space
+from geode_jax.rows.row_space import axes_of
+
+SAMPLER = SamplerSettings(num_warmup=20, num_samples=10, num_chains=2, segment_length=10)
+NUM_ROWS, NUM_FEATURES = 40, 120
+
+
+def _rows(number, seed):
+    """Rows near a bent surface, in units far from 1; every `seed` gives other rows of the same surface."""
+    rng, axes = np.random.default_rng(seed), np.random.default_rng(0).normal(size=(6, NUM_FEATURES))
+    at = rng.normal(size=(number, 2))
+    bent = np.column_stack([at, at**2, np.sin(2.0 * at)])
+    return 3.0 + 2.0 * (bent @ axes + 0.3 * rng.normal(size=(number, NUM_FEATURES)))
+
+
+def _settings(span, **options):
+    return DictionarySettings(
+        num_trees=2, max_rank=3, depth=2, min_cell_size=5, noise_covariance=None, shared_span=span, **options
+    )
+
+
+@pytest.fixture(scope="module", params=[None, SharedSpan(3)], ids=["no span", "span"])
+def wide(request):
+    """A fit in float64, of rows in their own space or in a part of it."""
+    options = {"dictionary": _settings(request.param), "sampler": SAMPLER, "dtype": "float64"}
+    found = geode_jax.fit(jax.random.key(0), _rows(NUM_ROWS, 0), **options)
+    assert found.row_space.shape == (NUM_FEATURES, NUM_ROWS - 1 if request.param is None else 3)
+    return found
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    """Rows with missing features: any, all but one or few, none, all, and a pattern that many share."""
+    rng = np.random.default_rng(5)
+    rows = _rows(46, 1)
+    rows[:34, 60:] = np.nan
+    rows[34:40][rng.random((6, NUM_FEATURES)) < 0.4] = np.nan
+    rows[40, 1:] = np.nan
+    rows[41, 7:] = np.nan
+    rows[43] = np.nan
+    rows[44, 3] = np.nan
+    rows[45, 80:] = np.nan
+    rows[45] *= 1e3  # far from the data
+    return rows
+
+
+@pytest.mark.parametrize("span", [None, SharedSpan(3), SharedSpan()])
+@pytest.mark.parametrize("cross_fit", [geode_jax.CrossFit(), None])
+def test_stage_one_is_that_of_all_features(span, cross_fit, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = 3.0 + rng.normal(size=(40, 4)) @ rng.normal(size=(4, 120)) + 0.1 * rng.normal(size=(40, 120))
+    settings = dataclasses.replace(_settings(span, cross_fit=cross_fit), depth=1)
+
+    def learn():
+        return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
+
+    used = mock.Mock(wraps=row_space.row_space)
+    for module in (dictionaries, trees):
+        monkeypatch.setattr(module, "row_space", used)
+    chosen = mock.Mock(wraps=choices.try_spans)
+    monkeypatch.setattr(choices, "try_spans", chosen)
+    found = learn()
+    assert used.call_count == 2  # for trees, and divided by the noise scales
+    assert all(call.args[0].num_features == 120 for call in chosen.call_args_list)  # the noise lives in R^D
+    for module in (dictionaries, trees):
+        monkeypatch.setattr(module, "uses_row_space", lambda *_: False)
+    expected = learn()
+    assert used.call_count == 2
+    assert expected.row_space is None
+    assert (found.found.rank, found.found.span_rank) == (expected.found.rank, expected.found.span_rank)
+    with jax_settings(np.float64):
+        ours = spread_out(found.dictionary, found.row_space)
+    np.testing.assert_array_equal(ours.ranks, expected.dictionary.ranks)
+    np.testing.assert_allclose(found.statistics.residual, expected.statistics.residual, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(found.statistics.squared, expected.statistics.squared, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(ours.centres, expected.dictionary.centres, atol=1e-10)
+    bases = (np.asarray(one.bases).reshape(-1, 120, ours.max_rank) for one in (ours, expected.dictionary))
+    for basis, theirs in zip(*bases, strict=True):
+        np.testing.assert_allclose(np.square(basis.T @ theirs).sum(), np.square(theirs).sum(), rtol=1e-8)
+
+
+@pytest.mark.parametrize("mean", [0.0, 2.0])
+@pytest.mark.parametrize("part", [None, 3])
+def test_axes_hold_the_rows_and_their_mean(mean, part):
+    """Whatever the rank of the rows, and wherever their mean is."""
+    rng = np.random.default_rng(0)
+    x = mean + rng.normal(size=(20, 8)) @ rng.normal(size=(8, 90))
+    x -= 0.0 if mean else x.mean(axis=0)
+    space = row_space.row_space(x)
+    assert space.coordinates.shape == (20, 8)
+    turn = None if part is None else np.linalg.qr(rng.normal(size=(8, part)))[0]
+    axes = axes_of(x, space, turn)
+    assert axes.matrix.shape == (90, (part or 8) + (mean > 0.0))
+    np.testing.assert_allclose(axes.matrix.T @ axes.matrix, np.eye(axes.matrix.shape[1]), atol=1e-12)
+    np.testing.assert_allclose(axes.matrix @ axes.origin, x.mean(axis=0), atol=1e-12)
+    coordinates = space.coordinates if turn is None else space.coordinates @ turn @ turn.T
+    turned = axes.turned(coordinates.T)
+    off = (x - x.mean(axis=0)) @ axes.matrix[:, : len(turned)]
+    np.testing.assert_allclose(off, turned.T, atol=1e-10)
+
+
+PREDICTIONS = {
+    "log_density": lambda it, x: geode_jax.log_density(it, x),
+    "log_density_draws": lambda it, x: geode_jax.log_density_draws(it, x[36:], num_draws=4),
+    "impute": lambda it, x: geode_jax.impute(it, x),
+    "impute_mean": lambda it, x: geode_jax.impute_mean(it, x),
+    "impute_draws": lambda it, x: geode_jax.impute_draws(jax.random.key(3), it, x, 2),
+    "std": lambda it, x: geode_jax.condition(it, x).std(),
+    "some features": lambda it, x: geode_jax.condition(it, x).marginal([70, 3]).quantile([0.1, 0.6]),
+    "log_prob": lambda it, x: geode_jax.condition(it, x[34:45]).log_prob(_rows(46, 1)[34:45]),
+    "log_prob of some": lambda it, x: geode_jax.condition(it, x).marginal([70, 3]).log_prob(_rows(46, 1)[:, [70, 3]]),
+    "intrinsic_dimension": lambda it, x: geode_jax.intrinsic_dimension(it, x),
+    "sample": lambda it, _: geode_jax.sample(jax.random.key(4), it, 5),
+}
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_predictions_are_those_of_all_features(wide, hidden, name):
+    dense = wide.spread_out()
+    assert dense.dictionary.bases.shape[2] == NUM_FEATURES
+    found, expected = (PREDICTIONS[name](one, hidden) for one in (wide, dense))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_nodes_ranked_by_few_directions(wide, hidden, monkeypatch):
+    """Rows rank the nodes by their leading directions where there are many."""
+    for module in ("mixture", "nodes"):
+        monkeypatch.setattr(f"geode_jax.predict.{module}.SCREEN_RANK", 1)
+    jax.clear_caches()  # what was traced with the package's own
+    found, expected = (geode_jax.log_density(one, hidden[34:], num_candidates=2) for one in (wide, wide.spread_out()))
+    jax.clear_caches()
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_float32_loses_no_digits(wide, hidden):
+    """Errors of float32 are far below a nat, and below a hundredth of a standard deviation."""
+
+    def cast(leaf):
+        if leaf.dtype != np.float64:
+            return leaf
+        return jnp.asarray(leaf, np.float32) if isinstance(leaf, jax.Array) else leaf.astype(np.float32)
+
+    parts = jax.tree.map(cast, (wide.dictionary, wide.draws, wide.adaptation, wide.row_space))
+    names = "dictionary", "draws", "adaptation", "row_space"
+    single = dataclasses.replace(wide, **dict(zip(names, parts, strict=True)))
+    x = np.concatenate([hidden[30:45], _rows(5, 2)])
+    np.testing.assert_allclose(geode_jax.log_density(single, x), geode_jax.log_density(wide, x), atol=0.01)
+    ours, theirs = (geode_jax.impute(one, x) for one in (single, wide))
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, other, atol=0.01 * wide.scale.mean())
+    assert in_float64(single).row_space.dtype == np.float64
+
+
+def test_features_are_worked_on_in_parts(monkeypatch):
+    """Parts that do not divide the features, of masks with few and with many rows."""
+    rng = np.random.default_rng(0)
+    space = np.linalg.qr(rng.normal(size=(50, 3)))[0].astype(np.float32)
+    monkeypatch.setattr(math_row_space, "NUMBERS_AT_ONCE", 7 * 3 * 6)
+    for num_rows in (1, 6, 9):
+        mask = (rng.random((num_rows, 50)) < 0.5).astype(np.float32)
+        x = rng.normal(size=(num_rows, 50)).astype(np.float32)
+        seen = jax.jit(lambda *rest: observe_in_space(*rest))(x, mask, space)
+        expected = np.einsum("nD,Dp,Dq->npq", mask, space, space)
+        np.testing.assert_allclose(seen.gram, expected, atol=1e-5)
+
+
+def test_files(wide, tmp_path):
+    """A posterior's file, in the version that has a row space; one of another size is refused."""
+    path = tmp_path / "wide.npz"
+    wide.save(path)
+    assert eqx.tree_equal(geode_jax.Posterior.load(path), wide)
+    header, arrays = wide.to_archive()
+    assert header["version"] == 2
+    assert wide.spread_out().to_archive()[0]["version"] == 1
+    with pytest.raises(ValueError, match="coordinates"):
+        geode_jax.Posterior.from_archive(header, arrays | {"row_space": arrays["row_space"][:, 1:]})
+    rest = {name: array for name, array in arrays.items() if name != "row_space"}
+    with pytest.raises(ValueError, match="coordinates"):
+        geode_jax.Posterior.from_archive({**header, "arrays": sorted(rest)}, rest)
+
+
+def test_checkpoints(wide, tmp_path):
+    """A fit goes on from the forest that was saved."""
+    options = {"dictionary": wide.dictionary_settings, "sampler": SAMPLER, "dtype": "float64", "checkpoint": tmp_path}
+    x, key = _rows(NUM_ROWS, 0), jax.random.key(0)
+    first = geode_jax.fit(key, x, **options)
+    with mock.patch("geode_jax.fitting.single.grow_forest", side_effect=AssertionError("it was saved")):
+        again = geode_jax.fit(key, x, **options)
+    assert eqx.tree_equal(first, again)
+    assert eqx.tree_equal(wide.draws, again.draws)
+    forest = geode_jax.learn_forest(key, x, dictionary=wide.dictionary_settings)
+    assert eqx.tree_equal(Forest.from_archive(*forest.to_archive()), forest)
+
+
+def test_devices_share_the_rows_of_predictions(wide, hidden):
+    mesh = Mesh(np.array(jax.devices()[:2]), ("rows",))
+    several = wide.replicated(mesh)
+    if jax.device_count() > 1:
+        assert len(several.row_space.devices()) == 2
+    x = np.concatenate([_rows(9, 2), hidden[30:]])
+    np.testing.assert_allclose(geode_jax.log_density(several, x), geode_jax.log_density(wide, x), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(geode_jax.impute_mean(several, x), geode_jax.impute_mean(wide, x), rtol=1e-9)
+
+
+def test_numpyro_predictive(wide):
+    """Also its derivative, where a row is in the space."""
+    ours, theirs = (PosteriorPredictive(one) for one in (wide, wide.spread_out()))
+    x = jnp.asarray(_rows(4, 2), jnp.float32)
+    np.testing.assert_allclose(ours.log_prob(x), theirs.log_prob(x), rtol=1e-4)
+    gradients = (jax.grad(lambda row, one=one: one.log_prob(row))(x[0]) for one in (ours, theirs))
+    np.testing.assert_allclose(*gradients, atol=1e-3)
+    inside = wide.shift + wide.scale * np.asarray(wide.row_space).sum(axis=1)
+    assert np.isfinite(jax.grad(ours.log_prob)(jnp.asarray(inside, jnp.float32))).all()
+    np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ours.variance, theirs.variance, rtol=1e-3)
+    key = jax.random.key(0)
+    np.testing.assert_allclose(ours.sample(key, (3,)), theirs.sample(key, (3,)), rtol=1e-4, atol=1e-3)
+
+
+def test_nodes_in_features(wide):
+    for features in (None, [5, 2]):
+        pairs = (node_in_features(one, 1, 2, features) for one in (wide, wide.spread_out()))
+        for mine, other in zip(*pairs, strict=True):
+            np.testing.assert_allclose(mine, other, atol=1e-12)
+
+
+@pytest.mark.parametrize("span", [None, SharedSpan(2)])
+def test_classes(span):
+    """Every class has a space of its own, with its mean; within a span common to all classes none has."""
+    x = np.concatenate([_rows(38, 0), 1.0 + _rows(22, 1)])
+    labels = np.repeat([0, 1], [38, 22])
+    sampler = SamplerSettings(num_warmup=10, num_samples=5)
+    found = geode_jax.fit_classes(
+        jax.random.key(0), x, labels, dictionary=_settings(span), sampler=sampler, dtype="float64"
+    )
+    assert (found.reduction is None) == (span is None)
+    if span is not None:
+        assert all(member.row_space is None for member in found.members)
+        return
+    assert [member.row_space.shape for member in found.members] == [(120, 38), (120, 22)]
+    dense = dataclasses.replace(found, members=tuple(member.spread_out() for member in found.members))
+    rows = _rows(4, 3)
+    rows[2:, 50:] = np.nan
+    for density in (geode_jax.class_log_densities, geode_jax.class_log_probabilities):
+        np.testing.assert_allclose(density(found, rows), density(dense, rows), rtol=1e-6, atol=1e-7)
+
+
+def test_a_tiny_class_within_a_common_span():
+    """Two rows and four coordinates: the class's rows are few even there."""
+    x, labels = _rows(100, 0), np.repeat([0, 1], [98, 2])
+    sampler = SamplerSettings(num_warmup=5, num_samples=3)
+    settings = dataclasses.replace(_settings(SharedSpan(4)), max_rank=1)
+    found = geode_jax.fit_classes(jax.random.key(0), x, labels, dictionary=settings, sampler=sampler)
+    assert found.reduction is not None
+    assert all(member.dictionary.centres.shape[-1] == 4 for member in found.members)
+    rows = _rows(3, 3)
+    rows[2, 50:] = np.nan
+    assert np.isfinite(geode_jax.class_log_densities(found, rows)).all()
+
+
+def test_memory_that_is_told(wide):
+    """Of dictionaries, without each fold and of all rows, and of the space."""
+    if wide.found.span_rank is not None:
+        return
+    plan = plan_of(_rows(NUM_ROWS, 0), wide.dictionary_settings)
+    needed = bytes_needed(plan, SAMPLER, 8)["dictionaries"]
+    kept = wide.dictionary.bases.nbytes + wide.dictionary.centres.nbytes
+    assert needed == pytest.approx(6 * kept + wide.row_space.nbytes, rel=0.1)
