@@ -71,7 +71,7 @@ def test_no_product_is_rounded_to_ten_bits(arguments):
 
 @pytest.fixture(params=["isotropic", "shaped", "ranked", "space"])
 def arguments(posterior, request, monkeypatch):
-    """Nodes, draws and rows: isotropic noise, noise of a covariance, nodes that are ranked by one direction, a space."""
+    """Nodes, draws and rows: isotropic noise, that of a covariance, nodes ranked by one direction, nodes in a space."""
     if request.param == "ranked":
         for module in (mixture, nodes):
             monkeypatch.setattr(module, "SCREEN_RANK", 1)

@@ -74,7 +74,7 @@ def hidden():
 def test_stage_one_is_that_of_all_features(span, cross_fit, monkeypatch):
     rng = np.random.default_rng(0)
     x = 3.0 + rng.normal(size=(40, 4)) @ rng.normal(size=(4, 120)) + 0.1 * rng.normal(size=(40, 120))
-    settings = dataclasses.replace(_settings(span, cross_fit=cross_fit), depth=1)
+    settings = _settings(span, cross_fit=cross_fit, num_candidates=2)
 
     def learn():
         return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
@@ -96,6 +96,9 @@ def test_stage_one_is_that_of_all_features(span, cross_fit, monkeypatch):
     with jax_settings(np.float64):
         ours = spread_out(found.dictionary, found.row_space)
     np.testing.assert_array_equal(ours.ranks, expected.dictionary.ranks)
+    np.testing.assert_array_equal(found.statistics.node, expected.statistics.node)
+    for mine, other in zip(jax.tree.leaves(found.borrowed), jax.tree.leaves(expected.borrowed), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6)
     np.testing.assert_allclose(found.statistics.residual, expected.statistics.residual, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(found.statistics.squared, expected.statistics.squared, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(ours.centres, expected.dictionary.centres, atol=1e-10)

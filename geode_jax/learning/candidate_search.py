@@ -35,7 +35,7 @@ def search_candidates(
     beam = min(width, max(BEAM, width // 2))
     place = np.full(len(partition.cells), -1)
     place[mixture.nodes] = np.arange(mixture.nodes.size)
-    num_features = training.x.shape[1]
+    num_features = training.num_features
 
     def search(block: np.ndarray) -> np.ndarray:
         own = Training(
@@ -79,7 +79,7 @@ def search_candidates(
     found = np.empty((rows.size, width), dtype=np.int32)
     if rows.size == 0:
         return found
-    size = min(_BLOCK, max(1, _BLOCK_NUMBERS // num_features))
+    size = min(_BLOCK, max(1, _BLOCK_NUMBERS // training.x.shape[1]))
     found[order] = np.concatenate(parallel_map(search, np.array_split(rows[order], -(-rows.size // size))))
     return found
 

@@ -218,7 +218,7 @@ def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces)
     rows of a cell (a sample of `LARGEST_SAMPLE` if there are more).
     """
     nodes, processes = np.flatnonzero(partition.is_present), training.processes
-    ranks, num_features, is_observed = subspaces.ranks[nodes], training.x.shape[1], training.is_observed
+    ranks, num_features, is_observed = subspaces.ranks[nodes], training.num_features, training.is_observed
     before, count = processes.before_and_total(np.array([partition.cell(node).size for node in nodes.tolist()]))
 
     def moments(number: int) -> tuple[float, np.ndarray, float, int]:
