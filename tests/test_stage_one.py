@@ -348,6 +348,25 @@ def _scales(x, max_rank, is_observed=None):
     return learn_feature_scales(x, is_observed, Partition(0, (np.arange(len(x)),)), options).scales
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_residuals_of_few_rows_are_those_off_their_bases(dtype, is_partial, monkeypatch):
+    """Cells with fewer rows than features, which make no bases: also of one or two rows, and in parts of features."""
+    monkeypatch.setattr(blocks, "BLOCK_NUMBERS", 200)
+    rng = np.random.default_rng(0)
+    x = (5.0 + rng.normal(size=(60, 4)) @ rng.normal(size=(4, 50)) + rng.normal(size=(60, 50))).astype(dtype)
+    x[40:52] = x[40:41] + rng.normal(size=(12, 2)) @ rng.normal(size=(2, 50))  # fewer directions than asked for
+    folds = assign_folds(60, 5, rng)
+    folds[:6], folds[52:55] = -1, 0
+    training = Training(x, 50, folds, rng.random(x.shape) < 0.8 if is_partial else None)
+    for start, stop in ((0, 40), (40, 52), (52, 54), (55, 56), (53, 60)):
+        rows = np.arange(start, stop)
+        found = feature_noise._sums_of_small(training, rows, 6)
+        expected = feature_noise._sums_off_bases(training, Partition(0, (rows,)), SubspaceOptions(6, 0))
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3 if dtype is np.float32 else 1e-8, atol=1e-6)
+
+
 def test_noise_scales_recover_the_truth():
     """Rank-2 signal and noise of known relative size per feature: estimates within 12%, four sampling deviations.
 

@@ -1,13 +1,18 @@
 """The noise scale of every feature, from cross-fitted residuals."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.evidence import cross_fitted_evidence, judged_rows
-from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
+from geode_jax.learning.row_combinations import held_out_combinations
+from geode_jax.learning.subspaces import EXACT_MAX_SIDE, SubspaceOptions, Tolerance, learn_subspaces
 from geode_jax.partition.metis import Partition
+from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import assign_folds, fold_sizes
+from geode_jax.rows.row_space import row_space, uses_row_space
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, View
 
@@ -68,8 +73,12 @@ def learn_feature_scales(
     candidates += [_scales_off_subspaces(training, cells, rank, options) for rank in ranks]
     rows = judged_rows(training.own_folds, processes)
 
+    is_wide = is_observed is None and uses_row_space(training.num_rows, num_features)
+
     def held_out(scales: np.ndarray) -> FeatureScales:
         scaled = training._replace(x=View(x, scales))
+        if is_wide:
+            scaled = scaled._replace(x=row_space(scaled.x).coordinates)
         subspaces = learn_subspaces(scaled.x, cells, SubspaceOptions(options.max_rank, options.seed), training.folds)
         log_density = cross_fitted_evidence(scaled, cells, subspaces).log_likelihood()
         # log scales add up to 0 over all features, but not over a row's observed features
@@ -115,14 +124,9 @@ class _Moments(NamedTuple):
     log_variance: np.ndarray
 
 
-def _residual_moments(training: Training, cells: Partition, options: SubspaceOptions) -> _Moments:
-    """Moments of the held-out residuals of rows in a fold, corrected for the noise that the subspaces absorb.
-
-    Off a subspace the noise of feature j keeps the share ``1 - h_j`` of its variance, with ``h_j`` the squared norm of
-    the feature's row of the basis (its leverage). Without that correction, features of high leverage would look less
-    noisy than they are, and their noise would look like signal.
-    """
-    x, folds, is_observed = training.x, training.own_folds, training.is_observed
+def _sums_off_bases(training: Training, cells: Partition, options: SubspaceOptions) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of the second and fourth powers of the corrected residuals, (D,) each, of the rows of some cells."""
+    x, folds = training.x, training.own_folds
     subspaces = learn_subspaces(x, cells, options, folds)
     second, fourth = np.zeros(x.shape[1]), np.zeros(x.shape[1])
     for node in range(len(cells.cells)):
@@ -131,13 +135,70 @@ def _residual_moments(training: Training, cells: Partition, options: SubspaceOpt
             inside = rows[folds[rows] == fold]
             centred = x[inside] - subspaces.centres[1 + fold, node]
             basis = subspaces.bases[1 + fold, node]
-            square = np.square(centred - (centred @ basis) @ basis.T, dtype=np.float64)
-            if is_observed is not None:
-                square *= is_observed[inside]
-            square /= np.maximum(1.0 - np.square(basis, dtype=np.float64).sum(axis=1), SMALLEST_SHARE)
-            second += square.sum(axis=0)
-            fourth += np.einsum("ij,ij->j", square, square)
-    second, fourth = training.processes.total(second), training.processes.total(fourth)
+            residual = centred - (centred @ basis) @ basis.T
+            _add_powers(training, inside, slice(None), residual, basis.T, second, fourth)
+    return second, fourth
+
+
+def _sums_of_small(training: Training, rows: np.ndarray, max_rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """:func:`_sums_off_bases` of one cell with fewer rows than features, without its bases."""
+    x, num_features = training.x, training.x.shape[1]
+    second, fourth = np.zeros(num_features), np.zeros(num_features)
+    gram, largest = np.zeros((rows.size, rows.size)), 0.0
+
+    def columns() -> Iterator[tuple[slice, np.ndarray]]:
+        for some in slices(num_features, rows.size):
+            block = x[rows, some].astype(np.float64)
+            yield some, block - block.mean(axis=0)
+
+    for some, block in columns():
+        gram += block @ block.T
+        largest = max(largest, float(np.abs(x[rows, some]).max()))
+    tolerance = Tolerance.of(x, rows.size, largest)
+    found = held_out_combinations(gram, training.own_folds[rows], max_rank, tolerance)
+    coefficients = [np.concatenate([one.residuals, one.directions]) for one in found]
+    for some, block in columns():
+        for one, matrix in zip(found, coefficients, strict=True):
+            residual, basis = np.split(matrix @ block, [one.inside.size])
+            _add_powers(training, rows[one.inside], some, residual, basis, second, fourth)
+    return second, fourth
+
+
+def _add_powers(
+    training: Training,
+    rows: np.ndarray,
+    features: slice,
+    residual: np.ndarray,
+    basis: np.ndarray,
+    second: np.ndarray,
+    fourth: np.ndarray,
+) -> None:
+    """Add a block's powers to the sums, (D,) each: `residual` (i, D') of these rows, `basis` (d, D')."""
+    square = np.square(residual, dtype=np.float64)
+    if training.is_observed is not None:
+        square *= training.is_observed[rows, features]
+    square /= np.maximum(1.0 - np.square(basis, dtype=np.float64).sum(axis=0), SMALLEST_SHARE)
+    second[features] += square.sum(axis=0)
+    fourth[features] += np.einsum("ij,ij->j", square, square)
+
+
+def _residual_moments(training: Training, cells: Partition, options: SubspaceOptions) -> _Moments:
+    """Moments of the held-out residuals of rows in a fold, corrected for the noise that the subspaces absorb.
+
+    Off a subspace the noise of feature j keeps the share ``1 - h_j`` of its variance, with ``h_j`` the squared norm of
+    the feature's row of the basis (its leverage). Without that correction, features of high leverage would look less
+    noisy than they are, and their noise would look like signal.
+    """
+    x, folds, is_observed = training.x, training.own_folds, training.is_observed
+    # other processes may have rows of the same cells
+    most = min(x.shape[1] - 1, EXACT_MAX_SIDE) if cells.processes.is_alone else 0
+    is_small = np.array([cells.size(node) <= most for node in range(len(cells.cells))])
+    small, large = np.flatnonzero(is_small).tolist(), np.flatnonzero(~is_small).tolist()
+    sums = parallel_map(lambda node: _sums_of_small(training, cells.cell(node), options.max_rank), small)
+    if large:
+        rest = Partition.among(cells.processes, 0, tuple(cells.cell(node) for node in large))
+        sums.append(_sums_off_bases(training, rest, options))
+    second, fourth = (training.processes.total(np.sum(parts, axis=0)) for parts in zip(*sums, strict=True))
     if is_observed is None:
         count = np.full(x.shape[1], float(fold_sizes(folds, training.processes)[1:].sum()))
     else:

@@ -269,7 +269,7 @@ class _Cells:
         x, rows, size = self._x, self._partition.cell(node), self._partition.size(node)
         if self._is_by_moments(node):
             sums = self._sums.take(node)
-            tolerance = _Tolerance.of(x, size, sums.largest)
+            tolerance = Tolerance.of(x, size, sums.largest)
 
             def learn(out: int, prior: Spectrum) -> Cell:
                 mean, scatter = sums.kept(self._parts.is_kept[out])
@@ -302,7 +302,7 @@ def _randomised(
     x: Rows, rows: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
 ) -> tuple[np.ndarray, Spectrum]:
     cell = x[rows[mask]]
-    tolerance = _Tolerance.of(cell, len(cell), _largest([cell]))
+    tolerance = Tolerance.of(cell, len(cell), _largest([cell]))
     centre = cell.mean(axis=0, dtype=np.float64)
     cell -= centre.astype(cell.dtype)
     stacked = np.concatenate([cell, _as_columns(prior).T.astype(cell.dtype)]) if prior.variances.size else cell
@@ -322,7 +322,7 @@ def _randomised_over_processes(
     counts = processes.total(np.array([cell.size]))
     sums = sum((block.sum(axis=0, dtype=np.float64) for block in _blocks(x, cell)), np.zeros(x.shape[1]))
     centre = processes.total(sums) / counts[0]
-    tolerance = _Tolerance.of(x, int(counts[0]), float(processes.each(np.array(_largest(_blocks(x, cell)))).max()))
+    tolerance = Tolerance.of(x, int(counts[0]), float(processes.each(np.array(_largest(_blocks(x, cell)))).max()))
 
     def scatter_times(vectors: np.ndarray) -> np.ndarray:
         found = np.zeros(vectors.shape)
@@ -339,7 +339,7 @@ def _randomised_over_processes(
     return centre, Spectrum((vectors @ found.directions).astype(x.dtype), found.variances)
 
 
-def _leading(scatter: np.ndarray, prior: Spectrum, rank: int, tolerance: "_Tolerance") -> Spectrum:
+def _leading(scatter: np.ndarray, prior: Spectrum, rank: int, tolerance: "Tolerance") -> Spectrum:
     """The leading directions of a scatter, (D, D), and a prior one."""
     if prior.variances.size:
         scatter = scatter + (prior.directions * prior.variances) @ prior.directions.T
@@ -362,7 +362,7 @@ def _mean(x: Rows, rows: np.ndarray) -> np.ndarray:
 
 def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> Callable[[np.ndarray, Spectrum], Cell]:
     """Eigenvectors of the Gram matrix of the rows, which is computed once for all folds."""
-    tolerance = _Tolerance.of(x, rows.size, _largest(_blocks(x, rows)))
+    tolerance = Tolerance.of(x, rows.size, _largest(_blocks(x, rows)))
     origin = _mean(x, rows)
 
     def columns() -> Iterator[tuple[slice, np.ndarray]]:
@@ -422,17 +422,18 @@ def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.n
     return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
-class _Tolerance(NamedTuple):
+class Tolerance(NamedTuple):
     """Singular values at or below this are rounding, of the data (`own`), or of the squared matrix (`relative`)."""
 
     own: float
     relative: float
 
     @classmethod
-    def of(cls, x: Rows, num_rows: int, largest: float) -> "_Tolerance":
+    def of(cls, x: Rows, num_rows: int, largest: float) -> "Tolerance":
         """For as many rows of x, of which `largest` is the largest absolute value."""
         own = np.finfo(x.dtype).eps * largest * np.sqrt(num_rows * x.shape[1])
         return cls(own, np.sqrt(np.finfo(np.float64).eps * max(num_rows, x.shape[1])))
 
     def __call__(self, largest: float) -> float:
+        """The limit where the largest singular value is this."""
         return max(largest * self.relative, self.own)
