@@ -20,7 +20,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +29,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import geode_jax
-from benchmarks.common import RESULTS, ROOT, timed, write_result
+from benchmarks.common import RESULTS, ROOT, clocked, timed, write_result
 from benchmarks.memory import AnonymousPeak
 from benchmarks.tables import load, table
 from geode_jax._runtime.collectives import SumOverProcesses
@@ -84,16 +83,6 @@ class _Watch:
         return counted
 
 
-def _clocked(times: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with the seconds of its call recorded under `name`."""
-
-    def call(*arguments: Any) -> Any:
-        with timed(times, name):
-            return function(*arguments)
-
-    return call
-
-
 def measure(
     path: str, index: int, number: int, port: int, limits: dict[str, int], core: int, bytes_allowed: int | None
 ) -> dict[str, float]:
@@ -111,14 +100,14 @@ def measure(
     sampler = geode_jax.SamplerSettings(num_warmup=NUM_SWEEPS // 2, num_samples=NUM_SWEEPS // 2, segment_length=20)
     times: dict[str, float] = {}
     watch = _Watch()
-    clocked = functools.partial(_clocked, times)
+    clock = functools.partial(clocked, times)
     with (
-        mock.patch.object(trees, "neighbour_graph", clocked("neighbours", trees.neighbour_graph)),
-        mock.patch.object(trees, "partition_rows", clocked("cuts", trees.partition_rows)),
+        mock.patch.object(trees, "neighbour_graph", clock("neighbours", trees.neighbour_graph)),
+        mock.patch.object(trees, "partition_rows", clock("cuts", trees.partition_rows)),
         mock.patch.object(SumOverProcesses, "__call__", watch.sum(SumOverProcesses.__call__)),
         mock.patch.object(View, "_found", watch.found(View._found)),
-        mock.patch.object(single, "grow_forest", clocked("stage one", single.grow_forest)),
-        mock.patch.object(stages, "run_chains", clocked("sampler", stages.run_chains)),
+        mock.patch.object(single, "grow_forest", clock("stage one", single.grow_forest)),
+        mock.patch.object(stages, "run_chains", clock("sampler", stages.run_chains)),
         AnonymousPeak() as memory,
         timed(times, "fit"),
     ):

@@ -47,6 +47,7 @@ from benchmarks import (
     truncated_gamma,
     truncation,
     whole_fit,
+    wide,
 )
 from benchmarks.common import RESULTS, ROOT
 from benchmarks.tables import finished, load, machine, mean_of, table
@@ -102,6 +103,7 @@ EXPERIMENTS = (
     contention,
     devices,
     processes,
+    wide,
     truncated_gamma,
     mixing,
 )
