@@ -33,6 +33,8 @@ from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import _forest_of_shapes, learn_forest
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import run
+from geode_jax.math.row_space import observe_in_space
+from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.partition.metis import Partition
 from geode_jax.predict.conditional_moments import conditional_summary
@@ -103,8 +105,11 @@ def segment(forest: Forest) -> Program:
     return Program(sweeps, (raw, chains, problem, number, number), read, NUM_SWEEPS)
 
 
-def filling(num_rows: int, num_features: int, max_rank: int) -> Program:
-    """Means and 95% intervals of rows each of which misses other features: 8 trees of depth 5 with 8 draws each."""
+def filling(num_rows: int, num_features: int, max_rank: int, in_space: int | None = None) -> Program:
+    """Means and 95% intervals of rows each of which misses other features: 8 trees of depth 5 with 8 draws each.
+
+    `in_space`: dimension of the space that all nodes are in, where they are in coordinates of one.
+    """
     forest = forest_of_shapes(1000, num_features, 8, 5, max_rank)
     sampler_of = segment(forest)
     drawn: Draw = jax.eval_shape(sampler_of.function, *sampler_of.shapes)[1]
@@ -112,13 +117,21 @@ def filling(num_rows: int, num_features: int, max_rank: int) -> Program:
     mask = np.random.default_rng(0).random((num_rows, num_features)) < 0.5
     places, most_missing = num_seen(mask.astype(np.float32)), num_wanted(mask, None)
     rows = jax.ShapeDtypeStruct(mask.shape, np.float32)
-    seen = jax.eval_shape(lambda x, shown: observe_rows(x, shown, None, num_seen=places), rows, rows)
+    dictionary = forest.dictionary
+    if in_space is None:
+        seen: Any = jax.eval_shape(lambda x, shown: observe_rows(x, shown, None, num_seen=places), rows, rows)
+    else:
+        space = jax.ShapeDtypeStruct((num_features, in_space), np.float32)
+        seen = jax.eval_shape(lambda *given: observe_in_space(*given), rows, rows, space)
+        shapes = (*dictionary.centres.shape[:2], in_space + 1), (*dictionary.bases.shape[:2], in_space + 1, max_rank)
+        centres, bases = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
+        dictionary = Dictionary(dictionary.tree, centres, bases, dictionary.ranks, num_features - in_space - 1)
 
     def summary(nodes: Any, draws: Any, seen: Any) -> Any:
         options = {"num_candidates": CANDIDATES, "levels": (0.025, 0.975), "num_wanted": most_missing}
         return conditional_summary(nodes, draws, None, seen, **options)
 
-    return Program(summary, (Nodes(forest.dictionary, None), draws, seen), 0, 0)
+    return Program(summary, (Nodes(dictionary, None), draws, seen), 0, 0)
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {
@@ -127,6 +140,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "a million rows, 8 trees of 127 nodes, rank 20": lambda: sampler(1_000_000, 100, 8, 6, 20),
     "300 rows with missing values, 2 trees, rank 5": partial_rows,
     "filling in 512 rows, D = 560, rank 100, 8 trees": lambda: filling(512, 560, 100),
+    "filling in 8 rows, D = 100,000, rank 60, 8 trees": lambda: filling(8, 100_000, 60, 999),
 }
 QUICK: dict[str, Callable[[], Program]] = {"200 rows": lambda: sampler(200, 10, 1, 2, 3)}
 
