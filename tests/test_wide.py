@@ -181,16 +181,19 @@ def test_float32_loses_no_digits(wide, hidden):
 
 
 def test_features_are_worked_on_in_parts(monkeypatch):
-    """Parts that do not divide the features, of masks with few and with many rows."""
+    """Parts that do not divide the features, of those that are seen and of those that are not."""
     rng = np.random.default_rng(0)
     space = np.linalg.qr(rng.normal(size=(50, 3)))[0].astype(np.float32)
-    monkeypatch.setattr(math_row_space, "NUMBERS_AT_ONCE", 7 * 3 * 6)
+    monkeypatch.setattr(math_row_space, "NUMBERS_AT_ONCE", 7 * 3)
     for num_rows in (1, 6, 9):
         mask = (rng.random((num_rows, 50)) < 0.5).astype(np.float32)
         x = rng.normal(size=(num_rows, 50)).astype(np.float32)
-        seen = jax.jit(lambda *rest: observe_in_space(*rest))(x, mask, space)
         expected = np.einsum("nD,Dp,Dq->npq", mask, space, space)
-        np.testing.assert_allclose(seen.gram, expected, atol=1e-5)
+        for most in ({"num_seen": 40, "num_missing": 50}, {"num_seen": 50, "num_missing": 40}):
+            assert max(mask.sum(axis=1)) <= 40
+            assert min(mask.sum(axis=1)) >= 10
+            seen = jax.jit(lambda *rest, most=most: observe_in_space(*rest, **most))(x, mask, space)
+            np.testing.assert_allclose(seen.gram, expected, atol=1e-5)
 
 
 def test_files(wide, tmp_path):

@@ -10,6 +10,7 @@ So the work of size D is done once for all nodes. With w near the least-squares 
 not be exact, and may be anything along what is not observed.
 """
 
+from functools import partial
 from typing import TypeAlias
 
 import equinox as eqx
@@ -19,10 +20,10 @@ from jax import lax
 
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int
-from geode_jax.math.lowrank import HIGHEST, Observed, least_squares, masked_gram
+from geode_jax.math.lowrank import HIGHEST, Observed, least_squares
 from geode_jax.math.whitening import ObservedRows
 
-# Numbers in the masked copies of a part of the features of S.
+# Numbers in the copy of a part of the features of S.
 NUMBERS_AT_ONCE = 2**24
 
 
@@ -130,10 +131,23 @@ class _AtComponent(eqx.Module):
 SeenRows: TypeAlias = ObservedRows | RowsInSpace
 
 
-@quickly_compiled
-def observe_in_space(x: Float[Array, "b D"], mask: Float[Array, "#b D"], space: Float[Array, "D p"]) -> RowsInSpace:
-    """Reduce rows with missing features; x is finite, arbitrary at missing ones."""
-    gram = _gram(mask, space)
+@partial(quickly_compiled, static_argnames=("num_seen", "num_missing"))
+def observe_in_space(
+    x: Float[Array, "b D"],
+    mask: Float[Array, "#b D"],
+    space: Float[Array, "D p"],
+    *,
+    num_seen: int,
+    num_missing: int,
+) -> RowsInSpace:
+    """Reduce rows with missing features; x is finite, arbitrary at missing ones.
+
+    `num_seen`, `num_missing`: the most features that any row shows, and misses.
+    """
+    if num_missing < num_seen:
+        gram = jnp.eye(space.shape[1], dtype=space.dtype) - _gram_of(1.0 - mask, space, num_missing)
+    else:
+        gram = _gram_of(mask, space, num_seen)
     shown = mask * x
     own = least_squares(gram, jnp.matmul(shown, space, precision=HIGHEST))
     error = shown - mask * jnp.matmul(own, space.T, precision=HIGHEST)
@@ -141,17 +155,22 @@ def observe_in_space(x: Float[Array, "b D"], mask: Float[Array, "#b D"], space: 
     return RowsInSpace(space, mask, gram, own, pull, jnp.sum(jnp.square(error), axis=-1))
 
 
-def _gram(mask: Float[Array, "b D"], space: Float[Array, "D p"]) -> Float[Array, "b p p"]:
-    """:func:`masked_gram`, summed over parts of the features: copies of all of them would be large."""
-    num_features, rank = space.shape
-    size = min(num_features, max(1, NUMBERS_AT_ONCE // (rank * min(mask.shape[0], 2 * rank))))
+def _gram_of(marked: Float[Array, "b D"], space: Float[Array, "D p"], most: int) -> Float[Array, "b p p"]:
+    """Inner products of the columns of S over the features that each row has marked by ones, at most so many.
 
-    def add(number: Array, total: Array) -> Array:
-        # the last part begins earlier, and leaves out what the one before it had
-        start = jnp.minimum(number * size, num_features - size)
-        some, part = (lax.dynamic_slice_in_dim(whole, start, size, axis) for whole, axis in ((mask, 1), (space, 0)))
-        is_new = start + jnp.arange(size) >= number * size
-        return total + masked_gram(some * is_new, part)
+    They are gathered a part at a time: with all of them a row's copy would be as large as S.
+    """
+    is_marked, index = lax.top_k(marked, most)
+    size = min(most, max(1, NUMBERS_AT_ONCE // space.shape[1]))
 
-    empty = jnp.zeros((mask.shape[0], rank, rank), space.dtype)
-    return lax.fori_loop(0, -(-num_features // size), add, empty)
+    def of_row(row: tuple[Array, Array]) -> Array:
+        def add(number: Array, total: Array) -> Array:
+            # the last part begins earlier, and leaves out what the one before it had
+            start = jnp.minimum(number * size, most - size)
+            weight, some = (lax.dynamic_slice_in_dim(whole, start, size) for whole in row)
+            part = space[some] * (weight * (start + jnp.arange(size) >= number * size))[:, None]
+            return total + jnp.matmul(part.T, part, precision=HIGHEST)
+
+        return lax.fori_loop(0, -(-most // size), add, jnp.zeros((space.shape[1],) * 2, space.dtype))
+
+    return lax.map(of_row, (is_marked, index))

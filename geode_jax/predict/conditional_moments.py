@@ -140,11 +140,12 @@ def _in_space(
     if not with_variance:
         return mean, at.noise[:, None]
 
-    def spread(one: tuple[Array, Array]) -> Float[Array, "D"]:
-        own = seen.features(one[0].T).T  # as large as D d: one pair at a time
-        return jnp.sum(jnp.matmul(own, one[1], precision=HIGHEST) * own, axis=-1)
+    def spread(pair: tuple[Array, Array, Array]) -> Float[Array, "U"]:
+        basis, covariance, index = pair
+        own = jnp.matmul(seen.space[index], basis[:-1], precision=HIGHEST)  # as large as U d: one pair at a time
+        return jnp.sum(jnp.matmul(own, covariance, precision=HIGHEST) * own, axis=-1)
 
-    of_signal = jnp.take_along_axis(lax.map(spread, (basis, at.covariance)), index, axis=1)
+    of_signal = lax.map(spread, (basis, at.covariance, index))
     variance = at.noise[:, None] + jnp.maximum(of_signal, 0.0)
     return mean, jnp.where(wanted.is_there > 0.0, variance, 1.0)
 

@@ -159,7 +159,8 @@ def map_partial_rows(
     root, space = (None, None) if posterior is None else (posterior.noise_root, posterior.row_space)
     noise = None if root is None else SharedNoise.of(jax.device_put(root.astype(x.dtype)))
     seen: dict[str, Any] = {"bytes_per_row": bytes_per_row, "calls_lapack": True}
-    seen |= {"of_seen": function, "num_seen": num_seen(is_observed), "options": tuple(options.items())}
+    most = num_seen(is_observed), num_seen(1.0 - is_observed)
+    seen |= {"of_seen": function, "num_seen": most[0], "num_missing": most[1], "options": tuple(options.items())}
     packed = np.packbits(is_observed.astype(bool), axis=1)
     _, pattern, count = np.unique(packed, axis=0, return_inverse=True, return_counts=True)
     pattern = pattern.reshape(-1)
@@ -189,11 +190,12 @@ def _of_observed(
     *more: Array,
     of_seen: Callable[..., Any],
     num_seen: int,
+    num_missing: int,
     options: tuple[tuple[str, Any], ...],
 ) -> Any:
     """``of_seen(*shared, seen, *more, **options)`` of a block of partial rows."""
     if space is not None:
-        seen: SeenRows = observe_in_space(x, mask, space)
+        seen: SeenRows = observe_in_space(x, mask, space, num_seen=num_seen, num_missing=num_missing)
     else:
         seen = observe_rows(x, mask, noise, num_seen=num_seen)
     return of_seen(*shared, seen, *more, **dict(options))
