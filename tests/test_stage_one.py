@@ -38,7 +38,7 @@ from geode_jax.rows import blocks
 from geode_jax.rows.folds import assign_folds, judging_folds
 from geode_jax.rows.frame import learn_frame, to_model
 from geode_jax.rows.processes import ALONE
-from geode_jax.rows.row_space import row_space
+from geode_jax.rows.row_space import principal_coordinates
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import View
 
@@ -655,7 +655,8 @@ def test_no_more_directions_than_rows_span():
     x = np.random.default_rng(0).normal(size=(40, 60)).astype(np.float32)
     partition = Partition(1, (np.arange(40), np.arange(20), np.arange(20, 40)))
     folds = assign_folds(40, 5, np.random.default_rng(0))
-    found = learn_subspaces(row_space(x).coordinates, partition, SubspaceOptions(39, 0, parent_rows=3.0), folds)
+    options = SubspaceOptions(39, 0, parent_rows=3.0)
+    found = learn_subspaces(principal_coordinates(x).coordinates, partition, options, folds)
     assert found.ranks.tolist() == [31, 31, 31]
 
 

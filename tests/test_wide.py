@@ -18,13 +18,17 @@ from geode_jax.forest import choices, dictionaries, trees
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import plan_of
 from geode_jax.interop.numpyro import PosteriorPredictive
+from geode_jax.learning import feature_noise
+from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
 from geode_jax.math import row_space as math_row_space
-from geode_jax.math.row_space import observe_in_space
+from geode_jax.math.row_space import RowsInSpace, observe_in_space
+from geode_jax.math.whitening import observe_rows
 from geode_jax.model.dictionary import spread_out
+from geode_jax.partition.metis import Partition
 from geode_jax.predict.distance import in_float64
 from geode_jax.predict.rows import node_in_features
 from geode_jax.rows import row_space
-from geode_jax.rows.row_space import axes_of
+from geode_jax.rows.row_space import axes_of, is_kept_in_space, principal_coordinates
 
 SAMPLER = SamplerSettings(num_warmup=20, num_samples=10, num_chains=2, segment_length=10)
 NUM_ROWS, NUM_FEATURES = 40, 120
@@ -42,6 +46,13 @@ def _settings(span, **options):
     return DictionarySettings(
         num_trees=2, max_rank=3, depth=2, min_cell_size=5, noise_covariance=None, shared_span=span, **options
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_dictionaries_too():
+    """Small dictionaries are kept in coordinates too."""
+    with mock.patch.multiple(row_space, LARGE_BYTES=0, LEAST_SAVING=0):
+        yield
 
 
 @pytest.fixture(scope="module", params=[None, SharedSpan(3)], ids=["no span", "span"])
@@ -79,9 +90,9 @@ def test_stage_one_is_that_of_all_features(span, cross_fit, monkeypatch):
     def learn():
         return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
 
-    used = mock.Mock(wraps=row_space.row_space)
+    used = mock.Mock(wraps=row_space.principal_coordinates)
     for module in (dictionaries, trees):
-        monkeypatch.setattr(module, "row_space", used)
+        monkeypatch.setattr(module, "principal_coordinates", used)
     chosen = mock.Mock(wraps=choices.try_spans)
     monkeypatch.setattr(choices, "try_spans", chosen)
     found = learn()
@@ -114,7 +125,7 @@ def test_axes_hold_the_rows_and_their_mean(mean, part):
     rng = np.random.default_rng(0)
     x = mean + rng.normal(size=(20, 8)) @ rng.normal(size=(8, 90))
     x -= 0.0 if mean else x.mean(axis=0)
-    space = row_space.row_space(x)
+    space = principal_coordinates(x)
     assert space.coordinates.shape == (20, 8)
     turn = None if part is None else np.linalg.qr(rng.normal(size=(8, part)))[0]
     axes = axes_of(x, space, turn)
@@ -257,14 +268,13 @@ def test_nodes_in_features(wide):
 
 
 @pytest.mark.parametrize("span", [None, SharedSpan(2)])
-def test_classes(span):
+def test_classes(span, monkeypatch, tmp_path):
     """Every class has a space of its own, with its mean; within a span common to all classes none has."""
     x = np.concatenate([_rows(38, 0), 1.0 + _rows(22, 1)])
     labels = np.repeat([0, 1], [38, 22])
     sampler = SamplerSettings(num_warmup=10, num_samples=5)
-    found = geode_jax.fit_classes(
-        jax.random.key(0), x, labels, dictionary=_settings(span), sampler=sampler, dtype="float64"
-    )
+    options = {"dictionary": _settings(span), "sampler": sampler, "dtype": "float64"}
+    found = geode_jax.fit_classes(jax.random.key(0), x, labels, **options)
     assert (found.reduction is None) == (span is None)
     if span is not None:
         assert all(member.row_space is None for member in found.members)
@@ -273,8 +283,14 @@ def test_classes(span):
     dense = dataclasses.replace(found, members=tuple(member.spread_out() for member in found.members))
     rows = _rows(4, 3)
     rows[2:, 50:] = np.nan
+    monkeypatch.setattr(row_space, "LARGE_BYTES", 2**28)
+    apart = geode_jax.fit_classes(jax.random.key(0), x, labels, **options)
+    assert all(member.row_space is None for member in apart.members)
     for density in (geode_jax.class_log_densities, geode_jax.class_log_probabilities):
         np.testing.assert_allclose(density(found, rows), density(dense, rows), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(density(found, rows), density(apart, rows), rtol=1e-5, atol=1e-5)
+    found.save(tmp_path / "classes.npz")
+    assert eqx.tree_equal(geode_jax.ClassPosterior.load(tmp_path / "classes.npz"), found)
 
 
 def test_a_tiny_class_within_a_common_span():
@@ -290,11 +306,106 @@ def test_a_tiny_class_within_a_common_span():
     assert np.isfinite(geode_jax.class_log_densities(found, rows)).all()
 
 
-def test_memory_that_is_told(wide):
+def test_memory_that_is_told():
     """Of dictionaries, without each fold and of all rows, and of the space."""
-    if wide.found.span_rank is not None:
-        return
-    plan = plan_of(_rows(NUM_ROWS, 0), wide.dictionary_settings)
-    needed = bytes_needed(plan, SAMPLER, 8)["dictionaries"]
-    kept = wide.dictionary.bases.nbytes + wide.dictionary.centres.nbytes
-    assert needed == pytest.approx(6 * kept + wide.row_space.nbytes, rel=0.1)
+    settings = dataclasses.replace(_settings(None), num_trees=8)
+    forest = geode_jax.learn_forest(jax.random.key(0), _rows(NUM_ROWS, 0), dictionary=settings)
+    needed = bytes_needed(plan_of(_rows(NUM_ROWS, 0), settings), SAMPLER, 4)["dictionaries"]
+    kept = forest.dictionary.bases.nbytes + forest.dictionary.centres.nbytes
+    assert needed == pytest.approx(6 * kept + forest.row_space.nbytes, rel=0.1)
+
+
+def test_small_dictionaries_have_all_features():
+    """Coordinates are for what would be large, and is much less in them."""
+    with mock.patch.multiple(row_space, LARGE_BYTES=2**28, LEAST_SAVING=4):
+        assert is_kept_in_space(100_000, 999, 1016, 60, 4)
+        assert not is_kept_in_space(2000, 99, 63, 20, 4)
+        assert not is_kept_in_space(20_000, 9999, 2040, 50, 4)
+        x, settings = _rows(NUM_ROWS, 0), _settings(None)
+        forest = geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
+        needed = bytes_needed(plan_of(x, settings), SAMPLER, 8)["dictionaries"]
+    assert forest.row_space is None
+    in_space = geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
+    with jax_settings(np.float64):
+        dense = spread_out(in_space.dictionary, in_space.row_space)
+    for ours, theirs in zip(jax.tree.leaves(dense), jax.tree.leaves(forest.dictionary), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    kept = forest.dictionary.bases.nbytes + forest.dictionary.centres.nbytes
+    assert kept < needed < 6 * kept
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("num_features", [50, 64, 200])
+@pytest.mark.parametrize("noise", [1e-5, 0.3])
+def test_principal_coordinates(dtype, num_features, noise):
+    """Distances are preserved, however small, and the rows are left as they are, few features in one part too."""
+    rng = np.random.default_rng(0)
+    x = (5.0 + rng.normal(size=(20, 1)) * rng.normal(size=num_features)).astype(dtype)
+    x += (noise * rng.normal(size=x.shape)).astype(dtype)
+    before = x.copy()
+    found = principal_coordinates(x)
+    np.testing.assert_array_equal(x, before)
+    assert found.coordinates.shape == (20, 19)
+    centred = x.astype(np.float64) - x.mean(axis=0, dtype=np.float64)
+    apart, ours = (np.linalg.norm(it[:, None] - it, axis=2) for it in (centred, found.coordinates.astype(np.float64)))
+    np.testing.assert_allclose(ours, apart, rtol=1e-5 if dtype is np.float32 else 1e-10, atol=1e-6)
+    least = np.linalg.svd(centred, compute_uv=False)[:19]
+    np.testing.assert_allclose(np.linalg.norm(found.coordinates, axis=0), least, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("num_rows", "num_features"), [(2, 4), (3, 6), (20, 40), (20, 50)])
+def test_few_features(num_rows, num_features):
+    """As many features as twice the rows; a fit in float64 of few features is that of one part."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(num_rows, 1)) * rng.normal(size=num_features) + 0.1 * rng.normal(size=(num_rows, num_features))
+    options = {"dictionary": _settings(None), "sampler": SamplerSettings(num_warmup=3, num_samples=2)}
+    found = geode_jax.fit(jax.random.key(0), x, **options, dtype="float64")
+    assert found.num_features == num_features
+    with mock.patch.object(row_space, "PANEL", 3):
+        again = geode_jax.fit(jax.random.key(0), x, **options, dtype="float64")
+    np.testing.assert_allclose(geode_jax.log_density(again, x), geode_jax.log_density(found, x), rtol=1e-6)
+
+
+def test_scales_are_judged_as_with_all_features(monkeypatch):
+    """The likelihood of noise scales in coordinates is that in R^D, of all features."""
+    x = _rows(NUM_ROWS, 0)
+    cells = Partition(0, (np.arange(20), np.arange(20, 40)))
+    options = NoiseOptions(3, 5, 0.05, 4, 0)
+    found = learn_feature_scales(x, None, cells, options)
+    monkeypatch.setattr(feature_noise, "uses_row_space", lambda *_: False)
+    expected = learn_feature_scales(x, None, cells, options)
+    np.testing.assert_allclose(found.scales, expected.scales, rtol=1e-10)
+    np.testing.assert_allclose(found.log_density, expected.log_density, rtol=1e-8)
+
+
+def test_what_is_seen_may_be_told_from_anywhere():
+    """Statistics do not depend on the coordinates that they are taken about."""
+    rng = np.random.default_rng(0)
+    with jax_settings(np.float64):
+        space = np.linalg.qr(rng.normal(size=(30, 6)))[0]
+        x, mask = rng.normal(size=(4, 30)), (rng.random((4, 30)) < 0.6).astype(float)
+        centre, basis = np.append(rng.normal(size=6), 0.0), np.linalg.qr(rng.normal(size=(7, 2)))[0]
+        basis[-1] = 0.0
+        space, x, mask, centre, basis = map(jnp.asarray, (space, x, mask, centre, basis))
+        seen = jax.jit(lambda *rest: observe_in_space(*rest, num_seen=30, num_missing=30))(x, mask, space)
+        own = seen.own + rng.normal(size=(4, 6))
+        error = mask * (x - own @ space.T)
+        moved = RowsInSpace(space, mask, seen.gram, own, error @ space, jnp.sum(jnp.square(error), axis=1))
+        expected = observe_rows(x, mask, None, num_seen=30).statistics(space @ centre[:-1], space @ basis[:-1])
+        for rows in (seen, moved):
+            for ours, theirs in zip(rows.statistics(centre, basis), expected, strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=1e-7)
+
+
+def test_large_signals_take_float64(wide, hidden):
+    """Rows with missing features, where float32 would take rounding errors for what is seen of a direction."""
+    louder = wide.draws.neg_log_u + (25.0 - wide.draws.neg_log_u.max())
+
+    def single(leaf):
+        return leaf.astype(np.float32) if leaf.dtype == np.float64 and isinstance(leaf, jax.Array) else leaf
+
+    loud = eqx.tree_at(lambda it: it.draws.neg_log_u, wide, louder)
+    in_float32 = jax.tree.map(single, loud)
+    assert in_float32.dtype == np.float32
+    found, expected = (geode_jax.log_density(one, hidden[:42]) for one in (in_float32, loud))
+    np.testing.assert_allclose(found, expected, atol=0.02)

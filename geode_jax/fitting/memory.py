@@ -4,7 +4,7 @@ import os
 
 from geode_jax._runtime.warning import warn_user
 from geode_jax.forest.plan import Plan
-from geode_jax.rows.row_space import uses_row_space
+from geode_jax.rows.row_space import is_kept_in_space, uses_row_space
 from geode_jax.settings import SamplerSettings
 
 
@@ -27,13 +27,15 @@ def bytes_needed(
     has_none = noise is None or plan.num_features > noise.max_features or (is_mapped and is_divided)
     copies = 1 if has_none else 2
     # with far fewer rows than features, coordinates of dictionaries are those in the space of the rows
-    is_wide = plan.num_partial == 0 and uses_row_space(plan.num_rows, plan.num_features)
-    coordinates, of_space = plan.num_features, 0
-    if is_wide:
-        coordinates, of_space = plan.num_rows, plan.num_rows * plan.num_features
+    coordinates = kept = plan.num_features
+    of_space = 0
+    if plan.num_partial == 0 and uses_row_space(plan.num_rows, plan.num_features):
+        coordinates = plan.num_rows
+        if is_kept_in_space(plan.num_features, plan.num_rows, nodes, rank, itemsize):
+            kept, of_space = coordinates, plan.num_rows * plan.num_features
     return {
         "rows": itemsize * (copies - is_mapped) * num_rows * plan.num_features,
-        "dictionaries": itemsize * (plan.num_holdouts * nodes * coordinates * (rank + 1) + of_space),
+        "dictionaries": itemsize * (nodes * ((plan.num_holdouts - 1) * coordinates + kept) * (rank + 1) + of_space),
         "statistics": itemsize * pairs * (rank + 1),
         "draws": draws * (2 * itemsize + 1) * rank,
     }

@@ -14,7 +14,7 @@ from geode_jax.learning.noise_covariance import learn_whitened_subspaces, whiten
 from geode_jax.learning.shared_span import learn_dictionaries, learn_roots
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.row_space import Axes, axes_of, row_space, uses_row_space
+from geode_jax.rows.row_space import Axes, axes_of, principal_coordinates, uses_row_space
 from geode_jax.rows.training import Training
 
 
@@ -51,7 +51,7 @@ def learn(
     training = training.divided(scales)
     x = training.x
     is_complete = training.is_observed is None
-    space = row_space(x) if is_complete and uses_row_space(training.num_rows, x.shape[1]) else None
+    space = principal_coordinates(x) if is_complete and uses_row_space(training.num_rows, x.shape[1]) else None
     if space is not None:
         training = training._replace(x=space.coordinates)
     show(0.5, "shared span, rank")
@@ -70,7 +70,7 @@ def learn(
     axes = None
     if space is not None:
         axes = axes_of(x, space, None if chosen.span is None else chosen.span.bases[0])
-    del x
+    del x, space
     release_free_memory()
     subspaces: list[Subspaces] = []
     roots = learn_roots(training, trees[0][1]) if chosen.span is None else None

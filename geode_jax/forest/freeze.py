@@ -21,7 +21,7 @@ from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.statistics import Statistics
 from geode_jax.model.tree import tree_from_mask
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.row_space import Axes
+from geode_jax.rows.row_space import Axes, is_kept_in_space
 from geode_jax.rows.view import taken
 
 # Memory for the statistics of some rows at all nodes, which measure what their candidates leave out.
@@ -201,14 +201,17 @@ def _partial_width(partitions: list[Partition], plan: Plan) -> int:
 def freeze(partitions: list[Partition], trees: list[Subspaces], axes: Axes | None = None) -> Dictionary:
     """A forest's dictionaries of all rows (each tree's entry 0).
 
-    `axes`: of the space that these are in coordinates of; the dictionary is then in coordinates along the axes.
+    `axes`: of the space that these are in coordinates of. A large dictionary is then in coordinates along the axes, a
+    small one in those of all features.
     """
     is_present = np.stack([partition.is_present for partition in partitions])
     num_nodes, width, rank = trees[0].bases.shape[1:]
-    num_outside = 0
+    num_outside, num_features = 0, width if axes is None else axes.matrix.shape[0]
     if axes is not None:
-        width = axes.origin.size + 1
-        num_outside = axes.matrix.shape[0] - width
+        number, itemsize = len(trees) * num_nodes, trees[0].bases.itemsize
+        is_kept = is_kept_in_space(num_features, axes.origin.size, number, rank, itemsize)
+        width = axes.origin.size + 1 if is_kept else num_features
+        num_outside = num_features - width
     if axes is None and len(trees) == trees[0].bases.shape[0] == 1:
         centres, bases = trees[0].centres, trees[0].bases  # these may be as large as the data
     else:
@@ -228,11 +231,15 @@ def freeze(partitions: list[Partition], trees: list[Subspaces], axes: Axes | Non
 
 
 def _place(tree: Subspaces, axes: Axes | None, centres: np.ndarray, bases: np.ndarray) -> None:
-    """Write a tree's dictionary of all rows into arrays of zeros, (K, D) and (K, D, d), or (K, p + 1) along axes."""
+    """Write a tree's dictionary of all rows into arrays of zeros: (K, D) and (K, D, d), or with p + 1 coordinates."""
     if axes is None:
         centres[:], bases[:] = tree.centres[0], tree.bases[0]
         return
     for node in range(len(centres)):
         turned = axes.turned(np.column_stack([tree.centres[0, node], tree.bases[0, node]]))
-        centres[node, : len(turned)], bases[node, : len(turned)] = turned[:, 0], turned[:, 1:]
-    centres[:, :-1] += axes.origin
+        found = np.zeros((axes.origin.size, turned.shape[1]), turned.dtype)
+        found[: len(turned)] = turned
+        found[:, 0] += axes.origin
+        if centres.shape[1] == len(axes.matrix):
+            found = axes.matrix @ found
+        centres[node, : len(found)], bases[node, : len(found)] = found[:, 0], found[:, 1:]

@@ -154,7 +154,7 @@ def grow_in_frame(
         scale=frame.scale * learned.scales,
         dictionary_settings=plan.request,
         noise_root=learned.noise_root,
-        row_space=None if learned.axes is None else jax.device_put(learned.axes.matrix),
+        row_space=jax.device_put(learned.axes.matrix) if learned.axes is not None and dictionary.num_outside else None,
         found=Found(
             rank=chosen.rank,
             span_rank=None if chosen.span is None else chosen.span.bases.shape[2],

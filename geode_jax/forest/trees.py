@@ -9,7 +9,7 @@ from geode_jax.learning.feature_noise import middle_cells
 from geode_jax.partition.metis import Partition, partition_rows, route_rows
 from geode_jax.partition.neighbours import neighbour_graph
 from geode_jax.rows.processes import Processes
-from geode_jax.rows.row_space import row_space, uses_row_space
+from geode_jax.rows.row_space import principal_coordinates, uses_row_space
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, as_array
 
@@ -20,7 +20,7 @@ def grow_trees(
     """A tree for every seed, and the noise scales of the features, (D,); progress runs from 0 to one half."""
     partitions, x, is_observed = [], training.x, training.is_observed
     has_coordinates = uses_row_space(training.num_rows, x.shape[1])
-    near = row_space(x).coordinates if has_coordinates else x  # a tree depends on distances only
+    near = principal_coordinates(x).coordinates if has_coordinates else x  # a tree depends on distances only
     if plan.tree_rows >= training.num_rows:
         near = training.processes.joined(as_array(near))
     for number, seed in enumerate(seeds):

@@ -12,7 +12,7 @@ from geode_jax.learning.subspaces import EXACT_MAX_SIDE, SubspaceOptions, Tolera
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import assign_folds, fold_sizes
-from geode_jax.rows.row_space import row_space, uses_row_space
+from geode_jax.rows.row_space import principal_coordinates, uses_row_space
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, View
 
@@ -78,7 +78,7 @@ def learn_feature_scales(
     def held_out(scales: np.ndarray) -> FeatureScales:
         scaled = training._replace(x=View(x, scales))
         if is_wide:
-            scaled = scaled._replace(x=row_space(scaled.x).coordinates)
+            scaled = scaled._replace(x=principal_coordinates(scaled.x).coordinates)
         subspaces = learn_subspaces(scaled.x, cells, SubspaceOptions(options.max_rank, options.seed), training.folds)
         log_density = cross_fitted_evidence(scaled, cells, subspaces).log_likelihood()
         # log scales add up to 0 over all features, but not over a row's observed features
@@ -148,18 +148,18 @@ def _sums_of_small(training: Training, rows: np.ndarray, max_rank: int) -> tuple
 
     def columns() -> Iterator[tuple[slice, np.ndarray]]:
         for some in slices(num_features, rows.size):
-            block = x[rows, some].astype(np.float64)
-            yield some, block - block.mean(axis=0)
+            yield some, x[rows, some].astype(np.float64)
 
-    for some, block in columns():
+    for _, block in columns():
+        largest = max(largest, float(np.abs(block).max()))
+        block -= block.mean(axis=0)
         gram += block @ block.T
-        largest = max(largest, float(np.abs(x[rows, some]).max()))
     tolerance = Tolerance.of(x, rows.size, largest)
     found = held_out_combinations(gram, training.own_folds[rows], max_rank, tolerance)
     coefficients = [np.concatenate([one.residuals, one.directions]) for one in found]
     for some, block in columns():
         for one, matrix in zip(found, coefficients, strict=True):
-            residual, basis = np.split(matrix @ block, [one.inside.size])
+            residual, basis = np.split(matrix @ (block - block.mean(axis=0)), [one.inside.size])
             _add_powers(training, rows[one.inside], some, residual, basis, second, fourth)
     return second, fourth
 

@@ -1,8 +1,8 @@
 """Rows of many features in coordinates of a space that holds all nodes.
 
 Where the centre of every node is ``S c`` and its basis ``S B``, with orthonormal columns S, (D, p), a complete row is
-told from others by its p coordinates and its distance from the space. Of a row observed at O nodes need, for any fixed
-coordinates w and ``e = x_O - S_O w``,
+told from others by its p coordinates and its distance from the space. Of a row observed at O, the nodes need only what
+stands on the right, with any fixed coordinates w and ``e = x_O - S_O w``,
 
     || x_O - S_O v ||^2 = || e ||^2 + 2 (w - v)'S_O'e + (w - v)'S_O'S_O (w - v)      for every v.
 
@@ -88,12 +88,6 @@ class RowsInSpace(eqx.Module):
         """About how many :meth:`statistics` and :meth:`products` hold for a basis of so many directions."""
         return self.own.shape[1] * (self.gram.shape[0] * rank + 3 * self.num_rows)
 
-    def rows(self, index: Int[Array, "k"]) -> "RowsInSpace":
-        """Some of the rows, in this order."""
-        one = index if self.mask.shape[0] > 1 else jnp.zeros(1, int)
-        parts = self.own[index], self.pull[index], self.rest[index]
-        return RowsInSpace(self.space, self.mask[one], self.gram[one], *parts)
-
     def _at(self, centre: Array, basis: Array) -> "_AtComponent":
         basis = basis[..., :-1, :]
         along = jnp.matmul(self.gram, basis, precision=HIGHEST)
@@ -144,7 +138,8 @@ def observe_in_space(
 
     `num_seen`, `num_missing`: the most features that any row shows, and misses.
     """
-    if num_missing < num_seen:
+    # in float64, S may be what it was in float32: then S'S is the identity to within rounding in float32 only
+    if num_missing < num_seen and x.dtype == jnp.float32:
         gram = jnp.eye(space.shape[1], dtype=space.dtype) - _gram_of(1.0 - mask, space, num_missing)
     else:
         gram = _gram_of(mask, space, num_seen)

@@ -193,7 +193,7 @@ class Posterior(eqx.Module):
         return None if mode == self.found.rank == self.found.rank_limit else mode
 
     def spread_out(self) -> "Posterior":
-        """The same posterior without a `row_space`: its dictionary has all D coordinates, and takes as much memory."""
+        """The same posterior without a `row_space`: its dictionary has all D coordinates, and may take much memory."""
         if self.row_space is None:
             return self
         with jax_settings(self.dtype):

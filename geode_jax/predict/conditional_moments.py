@@ -142,7 +142,7 @@ def _in_space(
 
     def spread(pair: tuple[Array, Array, Array]) -> Float[Array, "U"]:
         basis, covariance, index = pair
-        own = jnp.matmul(seen.space[index], basis[:-1], precision=HIGHEST)  # as large as U d: one pair at a time
+        own = jnp.matmul(seen.space[index], basis[:-1], precision=HIGHEST)  # copies U p numbers: one pair at a time
         return jnp.sum(jnp.matmul(own, covariance, precision=HIGHEST) * own, axis=-1)
 
     of_signal = lax.map(spread, (basis, at.covariance, index))

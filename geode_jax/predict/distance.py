@@ -26,6 +26,11 @@ from geode_jax.rows.blocks import slices
 # (tests/test_far_rows.py). A lower limit would make ordinary outliers compile a second set of programs.
 FARTHEST_IN_FLOAT32 = 4.0
 
+# Where a direction's variance is more than this many times that of the noise, rows with missing features are reduced in
+# a space (math/row_space.py) in float64: inner products of a direction that is not seen are zero there only to within
+# rounding, 1e-7 in float32, which this ratio multiplies. For 100,000 features it is a signal of twice the noise.
+LARGEST_SIGNAL = 3e5
+
 AnyPosterior = TypeVar("AnyPosterior", Posterior, ClassPosterior)
 
 
@@ -46,16 +51,28 @@ def by_distance(
 
 
 def is_far(posterior: Posterior | ClassPosterior, data: np.ndarray, rows: np.ndarray) -> Bool[np.ndarray, "n"]:
-    """Whether the observed part of each of these rows is too far from the data for float32."""
+    """Whether the observed part of each of these rows is too far from the data for float32, or for a space in it."""
     mean_square = np.zeros(rows.size)
     with np.errstate(over="ignore", invalid="ignore"):
         for part in slices(rows.size, data.shape[1]):
             square = np.square((data[rows[part]] - posterior.shift) / posterior.scale)
             mean_square[part] = np.nansum(square, axis=1) / data.shape[1]
+    if _needs_digits(posterior):
+        return np.isnan(data[rows]).any(axis=1) | (mean_square > FARTHEST_IN_FLOAT32**2)
     found = mean_square > FARTHEST_IN_FLOAT32**2
     if found.any():  # only then is the data's spread worth computing
         found &= mean_square > FARTHEST_IN_FLOAT32**2 * max(1.0, _mean_square(posterior))
     return found
+
+
+def _needs_digits(posterior: Posterior | ClassPosterior) -> bool:
+    """Whether signals at nodes with rows are so large that partial rows need float64 to be reduced in a space."""
+    members = posterior.members if isinstance(posterior, ClassPosterior) else (posterior,)
+    limit = np.log(LARGEST_SIGNAL)
+    return any(
+        one.row_space is not None and bool(((one.draws.neg_log_u > limit) & (one.draws.count > 0)[..., None]).any())
+        for one in members
+    )
 
 
 def _mean_square(posterior: Posterior | ClassPosterior) -> float:

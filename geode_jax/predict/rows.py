@@ -115,8 +115,10 @@ def node_in_features(
     centre, basis = (np.asarray(part, np.float64) for part in parts)
     if posterior.row_space is None:
         return centre[some], basis[some]
-    space = np.asarray(posterior.row_space)[some].astype(np.float64)
-    return space @ centre[:-1], space @ basis[:-1]
+    space = np.asarray(posterior.row_space)[some]
+    along = np.column_stack([centre, basis])[:-1].astype(space.dtype)  # S itself may be as large as the data
+    found = (space @ along).astype(np.float64)
+    return found[:, 0], found[:, 1:]
 
 
 def num_seen(is_observed: np.ndarray) -> int:
@@ -159,8 +161,9 @@ def map_partial_rows(
     root, space = (None, None) if posterior is None else (posterior.noise_root, posterior.row_space)
     noise = None if root is None else SharedNoise.of(jax.device_put(root.astype(x.dtype)))
     seen: dict[str, Any] = {"bytes_per_row": bytes_per_row, "calls_lapack": True}
-    most = num_seen(is_observed), num_seen(1.0 - is_observed)
-    seen |= {"of_seen": function, "num_seen": most[0], "num_missing": most[1], "options": tuple(options.items())}
+    num_missing = None if space is None else num_seen(1.0 - is_observed)
+    counts = {"num_seen": num_seen(is_observed), "num_missing": num_missing}
+    seen |= {"of_seen": function, **counts, "options": tuple(options.items())}
     packed = np.packbits(is_observed.astype(bool), axis=1)
     _, pattern, count = np.unique(packed, axis=0, return_inverse=True, return_counts=True)
     pattern = pattern.reshape(-1)
@@ -190,11 +193,11 @@ def _of_observed(
     *more: Array,
     of_seen: Callable[..., Any],
     num_seen: int,
-    num_missing: int,
+    num_missing: int | None,
     options: tuple[tuple[str, Any], ...],
 ) -> Any:
     """``of_seen(*shared, seen, *more, **options)`` of a block of partial rows."""
-    if space is not None:
+    if space is not None and num_missing is not None:
         seen: SeenRows = observe_in_space(x, mask, space, num_seen=num_seen, num_missing=num_missing)
     else:
         seen = observe_rows(x, mask, noise, num_seen=num_seen)
