@@ -55,7 +55,9 @@ def _small_dictionaries_too():
         yield
 
 
-@pytest.fixture(scope="module", params=[None, SharedSpan(3)], ids=["no span", "span"])
+@pytest.fixture(
+    scope="module", params=[None, pytest.param(SharedSpan(3), marks=pytest.mark.slow)], ids=["no span", "span"]
+)
 def wide(request):
     """A fit in float64, of rows in their own space or in a part of it."""
     options = {"dictionary": _settings(request.param), "sampler": SAMPLER, "dtype": "float64"}
@@ -81,7 +83,7 @@ def hidden():
 
 
 @pytest.mark.parametrize("span", [None, SharedSpan(3), SharedSpan()])
-@pytest.mark.parametrize("cross_fit", [geode_jax.CrossFit(), None])
+@pytest.mark.parametrize("cross_fit", [geode_jax.CrossFit(), pytest.param(None, marks=pytest.mark.slow)])
 def test_stage_one_is_that_of_all_features(span, cross_fit, monkeypatch):
     rng = np.random.default_rng(0)
     x = 3.0 + rng.normal(size=(40, 4)) @ rng.normal(size=(4, 120)) + 0.1 * rng.normal(size=(40, 120))
