@@ -285,7 +285,8 @@ def test_classes(span, monkeypatch, tmp_path):
     dense = dataclasses.replace(found, members=tuple(member.spread_out() for member in found.members))
     rows = _rows(4, 3)
     rows[2:, 50:] = np.nan
-    monkeypatch.setattr(row_space, "LARGE_BYTES", 2**28)
+    for module in (dictionaries, trees):
+        monkeypatch.setattr(module, "uses_row_space", lambda *_: False)
     apart = geode_jax.fit_classes(jax.random.key(0), x, labels, **options)
     assert all(member.row_space is None for member in apart.members)
     for density in (geode_jax.class_log_densities, geode_jax.class_log_probabilities):
@@ -353,6 +354,14 @@ def test_principal_coordinates(dtype, num_features, noise):
     np.testing.assert_allclose(ours, apart, rtol=1e-5 if dtype is np.float32 else 1e-10, atol=1e-6)
     least = np.linalg.svd(centred, compute_uv=False)[:19]
     np.testing.assert_allclose(np.linalg.norm(found.coordinates, axis=0), least, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_of_few_directions(dtype):
+    """What is left of the other directions is rounding error, which is no direction."""
+    rng = np.random.default_rng(0)
+    x = (rng.integers(-3, 4, size=(20, 3)) @ rng.integers(-3, 4, size=(3, 90))).astype(dtype)
+    assert principal_coordinates(x).coordinates.shape == (20, 3)
 
 
 @pytest.mark.parametrize(("num_rows", "num_features"), [(2, 4), (3, 6), (20, 40), (20, 50)])
