@@ -122,9 +122,7 @@ def filling(num_rows: int, num_features: int, max_rank: int, in_space: int | Non
         seen: Any = jax.eval_shape(lambda x, shown: observe_rows(x, shown, None, num_seen=places), rows, rows)
     else:
         space = jax.ShapeDtypeStruct((num_features, in_space), np.float32)
-        seen = jax.eval_shape(
-            lambda *given: observe_in_space(*given, num_seen=places, num_missing=most_missing), rows, rows, space
-        )
+        seen = jax.eval_shape(lambda *given: observe_in_space(*given, num_seen=places), rows, rows, space)
         shapes = (*dictionary.centres.shape[:2], in_space + 1), (*dictionary.bases.shape[:2], in_space + 1, max_rank)
         centres, bases = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
         dictionary = Dictionary(dictionary.tree, centres, bases, dictionary.ranks, num_features - in_space - 1)

@@ -81,7 +81,7 @@ def arguments(posterior, request, monkeypatch):
         noise = SharedNoise.of(identity) if request.param in ("shaped", "ranked") else None
         seen = observe_rows(x, jnp.ones_like(x), noise, num_seen=6)
         if request.param == "space":
-            seen = observe_in_space(x, jnp.ones_like(x), identity[:, :5], num_seen=6, num_missing=6)
+            seen = observe_in_space(x, jnp.ones_like(x), identity[:, :5], num_seen=6)
         found = nodes.Nodes(posterior.dictionary, None)
         if noise is not None:
             found = nodes.Nodes.of(posterior.dictionary, identity)
@@ -97,7 +97,7 @@ def test_what_is_seen_is_one_chain():
     count, pairs = unordered_pairs(jax.make_jaxpr(program)(jnp.zeros((4, 6)), jnp.ones((4, 6)), noise).jaxpr)
     assert count == 2
     assert not pairs
-    jaxpr = jax.make_jaxpr(lambda *rest: observe_in_space(*rest, num_seen=6, num_missing=6))(
+    jaxpr = jax.make_jaxpr(lambda *rest: observe_in_space(*rest, num_seen=6))(
         jnp.zeros((4, 6)), jnp.ones((4, 6)), jnp.eye(6)[:, :5]
     )
     count, pairs = unordered_pairs(jaxpr.jaxpr)

@@ -125,24 +125,16 @@ class _AtComponent(eqx.Module):
 SeenRows: TypeAlias = ObservedRows | RowsInSpace
 
 
-@partial(quickly_compiled, static_argnames=("num_seen", "num_missing"))
+@partial(quickly_compiled, static_argnames="num_seen")
 def observe_in_space(
-    x: Float[Array, "b D"],
-    mask: Float[Array, "#b D"],
-    space: Float[Array, "D p"],
-    *,
-    num_seen: int,
-    num_missing: int,
+    x: Float[Array, "b D"], mask: Float[Array, "#b D"], space: Float[Array, "D p"], *, num_seen: int
 ) -> RowsInSpace:
-    """Reduce rows with missing features; x is finite, arbitrary at missing ones.
+    """Reduce rows with at most `num_seen` observed features each; x is finite, arbitrary at missing ones.
 
-    `num_seen`, `num_missing`: the most features that any row shows, and misses.
+    Where few features are missing, ``I - S_M'S_M`` would be less work, but the products of a direction that is not seen
+    would be zero only to within the rounding error of 1.
     """
-    # in float64, S may be what it was in float32: then S'S is the identity to within rounding in float32 only
-    if num_missing < num_seen and x.dtype == jnp.float32:
-        gram = jnp.eye(space.shape[1], dtype=space.dtype) - _gram_of(1.0 - mask, space, num_missing)
-    else:
-        gram = _gram_of(mask, space, num_seen)
+    gram = _gram_of(mask, space, num_seen)
     shown = mask * x
     own = least_squares(gram, jnp.matmul(shown, space, precision=HIGHEST))
     error = shown - mask * jnp.matmul(own, space.T, precision=HIGHEST)
@@ -150,22 +142,22 @@ def observe_in_space(
     return RowsInSpace(space, mask, gram, own, pull, jnp.sum(jnp.square(error), axis=-1))
 
 
-def _gram_of(marked: Float[Array, "b D"], space: Float[Array, "D p"], most: int) -> Float[Array, "b p p"]:
-    """Inner products of the columns of S over the features that each row has marked by ones, at most so many.
+def _gram_of(mask: Float[Array, "b D"], space: Float[Array, "D p"], num_seen: int) -> Float[Array, "b p p"]:
+    """Inner products of the columns of S over the features that each row shows, at most so many.
 
     They are gathered a part at a time: with all of them a row's copy would be as large as S.
     """
-    is_marked, index = lax.top_k(marked, most)
-    size = min(most, max(1, NUMBERS_AT_ONCE // space.shape[1]))
+    shown, index = lax.top_k(mask, num_seen)
+    size = min(num_seen, max(1, NUMBERS_AT_ONCE // space.shape[1]))
 
     def of_row(row: tuple[Array, Array]) -> Array:
         def add(number: Array, total: Array) -> Array:
             # the last part begins earlier, and leaves out what the one before it had
-            start = jnp.minimum(number * size, most - size)
+            start = jnp.minimum(number * size, num_seen - size)
             weight, some = (lax.dynamic_slice_in_dim(whole, start, size) for whole in row)
             part = space[some] * (weight * (start + jnp.arange(size) >= number * size))[:, None]
             return total + jnp.matmul(part.T, part, precision=HIGHEST)
 
-        return lax.fori_loop(0, -(-most // size), add, jnp.zeros((space.shape[1],) * 2, space.dtype))
+        return lax.fori_loop(0, -(-num_seen // size), add, jnp.zeros((space.shape[1],) * 2, space.dtype))
 
-    return lax.map(of_row, (is_marked, index))
+    return lax.map(of_row, (shown, index))

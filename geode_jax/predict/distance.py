@@ -28,8 +28,8 @@ FARTHEST_IN_FLOAT32 = 4.0
 
 # Where a direction's variance is more than this many times that of the noise, rows with missing features are reduced in
 # a space (math/row_space.py) in float64: inner products of a direction that is not seen are zero there only to within
-# rounding, 1e-7 in float32, which this ratio multiplies. For 100,000 features it is a signal of twice the noise.
-LARGEST_SIGNAL = 3e5
+# rounding, which this ratio multiplies. For 100,000 features it is a signal of four times the noise in all of them.
+LARGEST_SIGNAL = 2e6
 
 AnyPosterior = TypeVar("AnyPosterior", Posterior, ClassPosterior)
 

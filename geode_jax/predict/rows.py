@@ -161,9 +161,7 @@ def map_partial_rows(
     root, space = (None, None) if posterior is None else (posterior.noise_root, posterior.row_space)
     noise = None if root is None else SharedNoise.of(jax.device_put(root.astype(x.dtype)))
     seen: dict[str, Any] = {"bytes_per_row": bytes_per_row, "calls_lapack": True}
-    num_missing = None if space is None else num_seen(1.0 - is_observed)
-    counts = {"num_seen": num_seen(is_observed), "num_missing": num_missing}
-    seen |= {"of_seen": function, **counts, "options": tuple(options.items())}
+    seen |= {"of_seen": function, "num_seen": num_seen(is_observed), "options": tuple(options.items())}
     packed = np.packbits(is_observed.astype(bool), axis=1)
     _, pattern, count = np.unique(packed, axis=0, return_inverse=True, return_counts=True)
     pattern = pattern.reshape(-1)
@@ -193,12 +191,11 @@ def _of_observed(
     *more: Array,
     of_seen: Callable[..., Any],
     num_seen: int,
-    num_missing: int | None,
     options: tuple[tuple[str, Any], ...],
 ) -> Any:
     """``of_seen(*shared, seen, *more, **options)`` of a block of partial rows."""
-    if space is not None and num_missing is not None:
-        seen: SeenRows = observe_in_space(x, mask, space, num_seen=num_seen, num_missing=num_missing)
+    if space is not None:
+        seen: SeenRows = observe_in_space(x, mask, space, num_seen=num_seen)
     else:
         seen = observe_rows(x, mask, noise, num_seen=num_seen)
     return of_seen(*shared, seen, *more, **dict(options))
