@@ -54,10 +54,9 @@ class Posterior(eqx.Module):
     have noise of covariance ``sigma2 R R``. None is the identity. With a `row_space`, (D, p), orthonormal columns that
     span all training rows, x are the p coordinates of ``(y - shift) / scale`` in it, and last the distance from it: all
     that densities depend on where there are far fewer rows than features. `dictionary_settings` are as given by the
-    user;
-    `found` is what they left open, with the reasons for each choice. `lost_mass`, (F,): mean posterior probability that
-    a complete training row is at none of its candidate nodes (``DictionarySettings.num_candidates``); None if rows may
-    be at any node.
+    user; `found` is what they left open, with the reasons for each choice. `lost_mass`, (F,): mean posterior
+    probability that a complete training row is at none of its candidate nodes (``DictionarySettings.num_candidates``);
+    None if rows may be at any node.
 
     See also :func:`geode_jax.interop.arviz.to_arviz` (a conversion to ArviZ), :func:`geode_jax.diagnostics.report`
     (whether chains agree, in words), :mod:`geode_jax.interop.plots` (pictures) and
