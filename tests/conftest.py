@@ -28,6 +28,9 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["NPROC"] = "8"
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
 
+# Every worker has one core: threads of BLAS beside its own would wait for those of the other workers.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Traces are many small objects that live long: Python would look through all of them again and again.
 gc.set_threshold(50_000, 50, 100)
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from scipy import linalg, special
+from scipy import special
 
 
 class Oracle(NamedTuple):
@@ -18,12 +18,10 @@ class Oracle(NamedTuple):
 
     def log_joint(self, x, seen):
         """log weight + log N(x_seen) of every component, (n, M)."""
-        out = np.empty((x.shape[0], self.log_weight.size))
-        for m in range(self.log_weight.size):
-            covariance = self.covariance[m][np.ix_(seen, seen)]
-            factor = linalg.cholesky(covariance, lower=True)
-            white = linalg.solve_triangular(factor, (x[:, seen] - self.mean[m, seen]).T, lower=True)
-            out[:, m] = -0.5 * np.square(white).sum(0) - np.log(np.diag(factor)).sum()
+        factor = np.linalg.cholesky(self.covariance[:, seen][:, :, seen])
+        white = np.linalg.solve(factor, np.swapaxes(x[:, seen] - self.mean[:, None, seen], 1, 2))
+        log_det = np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
+        out = -0.5 * np.square(white).sum(axis=1).T - log_det
         return out - 0.5 * seen.sum() * np.log(2 * np.pi) + self.log_weight
 
     def log_density(self, x, seen):
@@ -37,12 +35,13 @@ class Oracle(NamedTuple):
         for tree in trees:
             inside = self.tree == tree
             weight[inside] = special.softmax(joint[inside]) / trees.size
-        means, variances = [], []
-        for mean, covariance in zip(self.mean, self.covariance, strict=True):
-            gain = linalg.solve(covariance[np.ix_(seen, seen)], covariance[np.ix_(seen, ~seen)]).T
-            means.append(mean[~seen] + gain @ (row[seen] - mean[seen]))
-            variances.append(np.diag(covariance[np.ix_(~seen, ~seen)] - gain @ covariance[np.ix_(seen, ~seen)]))
-        return weight, np.array(means), np.array(variances)
+        among, across, rest = (
+            self.covariance[:, one][:, :, other] for one, other in ((seen, seen), (seen, ~seen), (~seen, ~seen))
+        )
+        gain = np.swapaxes(np.linalg.solve(among, across), 1, 2)
+        mean = self.mean[:, ~seen] + np.einsum("mij,mj->mi", gain, row[seen] - self.mean[:, seen])
+        variance = np.diagonal(rest - gain @ across, axis1=1, axis2=2)
+        return weight, mean, variance
 
     def pooled(self, row, seen):
         """`conditional` with the trees' average drawn together about its mean.
