@@ -315,6 +315,15 @@ def test_stage_one():
 def test_mixing():
     rows = mixing.main(["--quick"])
     assert {row["variant"] for row in rows} == {"exact", "exact, slices", "published"}
+    for row in rows:
+        assert len(row["nats_of_single"]) == len(row["stacking_weights"]) == 4
+        assert row["nats_equal"] >= np.mean(row["nats_of_single"])
+
+
+def test_stacking_weights_are_the_shares_of_rows_that_models_explain():
+    log_density = np.full((40, 3), -300.0)
+    log_density[:30, 0], log_density[30:, 1] = 2.0, -5.0
+    np.testing.assert_allclose(mixing.stacking_weights(log_density), [0.75, 0.25, 0.0], atol=1e-12)
 
 
 @pytest.mark.slow

@@ -127,6 +127,7 @@ def test_nothing_is_borrowed_by_the_root_or_where_nothing_is_to_be(data):
     assert not np.asarray(forest.borrowed.squared).any()
 
 
+@pytest.mark.slow
 def test_borrowing_changes_the_fit_and_units_do_not(data):
     """The borrowed squares are relative to the noise: c Y + t has the same posterior in the new units."""
     fitted, scaled, alone = (

@@ -148,6 +148,7 @@ def test_programs_are_compiled_ahead_and_once(data, caplog, monkeypatch, generat
             assert [record.threadName.startswith("geode_jax-compile") for record in records] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_users_compile")
 def test_long_runs_are_optimised(data, monkeypatch):
     """By what all sweeps of all chains read together."""

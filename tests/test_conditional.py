@@ -63,6 +63,7 @@ def test_log_prob_integrates_to_the_quantiles_and_the_mean(posterior, data):
         np.testing.assert_allclose(below, [0.1, 0.5, 0.9], atol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("posterior", ["float32"], indirect=True)
 def test_draws_have_the_density_of_log_prob(posterior, rows):
     """Mean of the log density over draws against its integral: two features at once, on a grid."""
@@ -118,6 +119,7 @@ def test_a_marginal_is_that_of_the_joint(posterior, rows):
     assert (np.abs(error) < 5 * draws[:, :, 0].std(axis=0) / np.sqrt(2000)).all()
 
 
+@pytest.mark.slow
 @ANY_NOISE_SLOW
 def test_the_log_density_of_a_marginal_integrates_the_rest_out(posterior, rows):
     """Feature 1 of two missing ones: its density is the joint's over a grid of the other."""

@@ -105,6 +105,7 @@ def test_statistics_go_from_the_host_to_each_device(data, posterior, num_candida
     np.testing.assert_allclose(geode_jax.held_out_log_density(forest, posterior), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @needs_devices
 @pytest.mark.parametrize(
     "chunk_bits",

@@ -38,6 +38,7 @@ def _in_float32(posterior):
     )
 
 
+@pytest.mark.slow
 @ANY_NOISE_SLOW
 def test_finite_rows_give_finite_answers_at_any_distance(posterior):
     for magnitude in MAGNITUDES:

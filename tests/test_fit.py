@@ -91,6 +91,7 @@ def test_given_span_of_few_rows(n):
     assert (found is None) if n == 2 else (found <= 3)
 
 
+@pytest.mark.slow
 def test_slice_membership_fits(data):
     sampler = dataclasses.replace(SAMPLER, membership=geode_jax.SliceMembership())
     fitted = geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=sampler)

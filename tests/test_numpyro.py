@@ -160,6 +160,7 @@ def test_predictive_is_the_log_density(posterior, data):
     np.testing.assert_allclose(jax.jit(lambda d, x: d.log_prob(x))(predictive, rows), expected, rtol=2e-4, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_predictive_gradient(data):
     fitted = geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, dtype="float64")
     with jax_settings(np.float64):

@@ -399,6 +399,7 @@ def test_nodes_are_worked_on_some_at_a_time(size, monkeypatch):
     np.testing.assert_array_equal(found[1], np.sum(centres, axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("posterior", ["shaped"], indirect=True)
 def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch):
     """In the span of the first tree's root: all but one of the nodes say what all of them say.

@@ -304,7 +304,10 @@ def test_uniforms_of_rows_are_those_of_jax(dtype):
     assert (high * 2**32 + low == number.astype(object) * 1000).all()
 
 
-@pytest.mark.parametrize("membership", [None, SliceMembership()], ids=["direct", "slices"])
+@pytest.mark.parametrize(
+    "membership",
+    [pytest.param(None, id="direct"), pytest.param(SliceMembership(), id="slices", marks=pytest.mark.slow)],
+)
 def test_rows_are_drawn_alike_wherever_they_are_stored(membership):
     """Three shards of 128 places with 80, 0 and 120 rows, against 200 rows in the first 256 places."""
     x, settings = _CASES["all nodes"]

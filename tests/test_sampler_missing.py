@@ -112,7 +112,7 @@ def _p_values(dtype, bug=None):
     return np.array(nodes), np.array(statistics)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_draws_are_those_of_brute_force_imputation(dtype):
     nodes, statistics = _p_values(dtype)
     print(f"{nodes.size} and {statistics.size} tests, smallest p {nodes.min():.2g} and {statistics.min():.2g}")

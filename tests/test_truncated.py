@@ -109,6 +109,7 @@ def test_lower_gamma_normaliser():
     np.testing.assert_allclose(log_lower_gamma_at_one(jnp.asarray([200.0], jnp.float32)), [-201.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_moves_keep_the_truncated_gamma():
     """From draws, and from anywhere: a Metropolis step that takes nine in ten proposals, and never one that is not."""
     points = jnp.asarray([(np.log(shape), rate) for shape, rate in GRID], jnp.float32)

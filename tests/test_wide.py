@@ -155,7 +155,13 @@ PREDICTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", PREDICTIONS)
+# The others share their programs' parts with these.
+_BY_DEFAULT = ("log_density", "impute", "log_prob", "intrinsic_dimension", "sample")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in _BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in PREDICTIONS]
+)
 def test_predictions_are_those_of_all_features(wide, hidden, name):
     dense = wide.spread_out()
     assert dense.dictionary.bases.shape[2] == NUM_FEATURES
@@ -222,6 +228,7 @@ def test_files(wide, tmp_path):
         geode_jax.Posterior.from_archive({**header, "arrays": sorted(rest)}, rest)
 
 
+@pytest.mark.slow
 def test_checkpoints(wide, tmp_path):
     """A fit goes on from the forest that was saved."""
     options = {"dictionary": wide.dictionary_settings, "sampler": SAMPLER, "dtype": "float64", "checkpoint": tmp_path}
@@ -245,6 +252,7 @@ def test_devices_share_the_rows_of_predictions(wide, hidden):
     np.testing.assert_allclose(geode_jax.impute_mean(several, x), geode_jax.impute_mean(wide, x), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_numpyro_predictive(wide):
     """Also its derivative, where a row is in the space."""
     ours, theirs = (PosteriorPredictive(one) for one in (wide, wide.spread_out()))
@@ -267,6 +275,7 @@ def test_nodes_in_features(wide):
             np.testing.assert_allclose(mine, other, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("span", [None, SharedSpan(2)])
 def test_classes(span, monkeypatch, tmp_path):
     """Every class has a space of its own, with its mean; within a span common to all classes none has."""
@@ -294,6 +303,7 @@ def test_classes(span, monkeypatch, tmp_path):
     assert eqx.tree_equal(geode_jax.ClassPosterior.load(tmp_path / "classes.npz"), found)
 
 
+@pytest.mark.slow
 def test_a_tiny_class_within_a_common_span():
     """Two rows and four coordinates: the class's rows are few even there."""
     x, labels = _rows(100, 0), np.repeat([0, 1], [98, 2])
