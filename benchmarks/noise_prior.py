@@ -2,10 +2,10 @@
 
 python -m benchmarks.noise_prior [--quick]
 
-Small tables that scikit-learn has, with ten random splits of each, and the curved sheet of `whole_fit`, with two; 80%
-of the rows are fitted. Splits overlap, and standard errors take them as independent. Both priors sample from the same
-forest with the same key. Held-out nats per row, and their differences split by split. With a and b of the paper at 0.5,
-b adds the square of one standard deviation of the data to the noise's sum of squares.
+Small tables that scikit-learn has, and the curved sheet of `whole_fit`. Of every table ten random splits, 80% of the
+rows fitted; both priors sample from the same forest with the same key. Held-out nats per row, and their differences
+split by split. With a and b of the paper at 0.5, b adds the square of one standard deviation of the data to the noise's
+sum of squares.
 """
 
 import argparse

@@ -19,8 +19,6 @@ from geode_jax.rows.training import Training
 ENOUGH_ROWS = 256
 # In units of the data's variance: what float32 resolves, for data without noise.
 LEAST_NOISE = 1e-7
-# The same where noise cannot be told from signal, as nodes have a direction for every feature.
-UNKNOWN_NOISE = 0.3
 
 
 def typical_noise(training: Training, partition: Partition, subspaces: Subspaces) -> np.ndarray:
@@ -37,8 +35,8 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
         if own_freedom[scale] > 0.0:
             one_row = training.num_features * own[scale] / own_freedom[scale]
             noise[scale] = (chosen[scale] + one_row) / (freedom[scale] + training.num_features)
-        else:
-            noise[scale] = noise[scale - 1] if scale > 0 else UNKNOWN_NOISE
+        elif scale > 0:
+            noise[scale] = noise[scale - 1]
     return np.maximum(noise, LEAST_NOISE)
 
 
