@@ -108,9 +108,7 @@ def test_samples_have_no_absurd_outliers(iris):
 @pytest.mark.slow
 def test_with_the_papers_prior_samples_have_absurd_outliers(iris):
     settings = DictionarySettings(num_trees=4, borrowed_rows=None)
-    posterior = geode_jax.fit(
-        jax.random.key(0), iris, dictionary=settings, prior=Prior(noise_shape=0.5, noise_rate=0.5, noise_rows=None)
-    )
+    posterior = geode_jax.fit(jax.random.key(0), iris, dictionary=settings, prior=Prior(noise_rows=None))
     share, variance = _share_and_variance(posterior, iris)
     assert share > 1e-3
     assert variance.max() > 2.0
@@ -150,7 +148,6 @@ def test_borrowing_changes_the_fit_and_units_do_not(data):
 def test_the_papers_settings_borrow_nothing():
     assert DictionarySettings.published().borrowed_rows is None
     assert Prior.published().noise_rows is None
-    assert Prior.published().noise_shape == Prior.published().noise_rate == 0.5
     tree = tree_from_mask(np.ones(3, bool))
     nothing = Borrowed.nothing(tree, 2, jnp.float32)
     shape, rate = noise_prior(Prior.published(), nothing, jnp.asarray(5.0))
@@ -158,10 +155,7 @@ def test_the_papers_settings_borrow_nothing():
     np.testing.assert_array_equal(rate, 0.5)
 
 
-_EARLIER = Prior(noise_shape=0.5, noise_rate=0.5)
-
-
-@pytest.mark.parametrize(("settings", "field"), [(DictionarySettings(), "borrowed_rows"), (_EARLIER, "noise_rows")])
+@pytest.mark.parametrize(("settings", "field"), [(DictionarySettings(), "borrowed_rows"), (Prior(), "noise_rows")])
 def test_files_of_earlier_versions_borrowed_nothing(settings, field):
     written = encode(settings)
     assert decode(written) == settings
@@ -175,23 +169,3 @@ def test_bad_settings(value):
         DictionarySettings(borrowed_rows=value)
     with pytest.raises((ValueError, TypeError), match="noise_rows: expected"):
         Prior(noise_rows=value)
-
-
-@pytest.mark.parametrize("name", ["noise_shape", "noise_rate"])
-def test_the_prior_of_the_noise_is_proper(name):
-    """Rows of typical noise make it so, or the paper's gamma prior does."""
-    assert Prior().noise_shape == Prior().noise_rate == 0.0
-    paper = {"noise_shape": 0.5, "noise_rate": 0.5}
-    with pytest.raises(ValueError, match=f"{name}: expected a number in"):
-        Prior(**{**paper, name: 0.0}, noise_rows=None)
-    with pytest.raises(ValueError, match=f"{name}: expected a number in"):
-        Prior(**{name: -1.0})
-
-
-def test_typical_rows_alone_make_the_prior_of_the_noise():
-    """Three rows of typical noise, and nothing in units of the data's deviation."""
-    nothing = Borrowed.nothing(tree_from_mask(np.ones(3, bool)), 2, jnp.float32)
-    typical = dataclasses.replace(nothing, noise=jnp.asarray([0.01, 0.002], jnp.float32))
-    shape, rate = noise_prior(Prior(), typical, jnp.asarray(10.0))
-    np.testing.assert_allclose(shape, 15.0)
-    np.testing.assert_allclose(rate, [0.15, 0.03], rtol=1e-6)
