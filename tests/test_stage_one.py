@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from joblib import cpu_count
 from scipy import linalg
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from geode_jax import DictionarySettings, learn_forest
 from geode_jax._runtime.threads import parallel_map
@@ -684,6 +684,11 @@ def test_span_of_few_rows(n):
 
 def test_each_in_parallel():
     """Results in order, on several threads; inner calls on the thread that asked; one BLAS thread, given back."""
+    with threadpool_limits(3, user_api="blas"):
+        _check_parallel()
+
+
+def _check_parallel():
     outer = threadpool_info()
 
     def inner(item):
