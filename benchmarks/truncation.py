@@ -32,7 +32,10 @@ from geode_jax.settings import Prior
 from geode_jax.truncation import depth_error, rank_error
 
 DEPTH, RANK, NUM_FEATURES = 8, 6, 20
-PRIORS = {"the paper's": Prior.published(), "a_S = 3, a = 1": Prior(stop_concentration=3.0, noise_rows=None)}
+PRIORS = {
+    "the paper's": Prior.published(),
+    "a_S = 3, a = 1": dataclasses.replace(Prior.published(), stop_concentration=3.0, tau_rate=1.0),
+}
 
 
 def random_dictionary(key: KeyArray, depth: int, rank: int) -> Dictionary:

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from geode_jax._checks import check_instance, check_integer, check_number
 
 Kind = TypeVar("Kind")
@@ -233,19 +235,22 @@ class Prior:
       shrunk. The paper's 0.05 shrinks by a factor of about twenty per direction, even in cells of few rows (`python -m
       benchmarks.stage_one` compares values). Far above 1, nodes of few rows take rows from other nodes and give wrong
       intrinsic dimensions.
-    - `noise_shape` (default 0.5): shape of the prior ``1/sigma2 ~ Gamma(noise_shape, noise_rate)``, where sigma is in
-      units of the data's root-mean-square deviation.
-    - `noise_rate` (default 0.5): rate of that prior.
-    - `noise_rows` (default 3.0): how many rows whose noise is typical of the scale that prior counts for besides, so
-      that the noise of a scale without rows is like that of the others; None, as in the paper, counts none.
+    - `noise_rows` (default 3.0): how many rows the prior of a scale's noise counts for, with noise that stage one found
+      typical of the scale, so that the noise of a scale without rows is like that of the others; at least 1. None, as
+      in the paper, counts none, and `noise_shape` and `noise_rate` are the prior.
+    - `noise_shape` (default 0.0): shape of a prior ``1/sigma2 ~ Gamma(noise_shape, noise_rate)`` besides, with sigma in
+      units of the data's root-mean-square deviation; above 0 if `noise_rows` is None. The paper's 0.5 and 0.5 add the
+      square of one such deviation to the noise's sum of squares. That is much where all noise of a scale's rows
+      together is little, as in tables whose columns nearly follow from others.
+    - `noise_rate` (default 0.0): rate of that prior; above 0 if `noise_rows` is None.
     - `stop_concentration` (default 1.0): a_S in ``S ~ Beta(1, a_S)``, large for deep trees; a number, or a
       :class:`GammaPrior` to learn it.
     - `right_concentration` (default 1.0): b_R in ``R ~ Beta(b_R, b_R)``.
     """
 
     tau_rate: float = 1.0
-    noise_shape: float = 0.5
-    noise_rate: float = 0.5
+    noise_shape: float = 0.0
+    noise_rate: float = 0.0
     noise_rows: float | None = 3.0
     stop_concentration: float | GammaPrior = 1.0
     right_concentration: float = 1.0
@@ -255,13 +260,25 @@ class Prior:
             value = getattr(self, field.name)
             is_learned = field.name == "stop_concentration" and isinstance(value, GammaPrior)
             is_nothing = field.name == "noise_rows" and value is None
-            if not (is_learned or is_nothing):
+            if field.name in ("noise_shape", "noise_rate"):
+                self._check_noise(field.name, check_number(value, field.name, above=-np.inf))
+            elif not (is_learned or is_nothing):
                 check_number(value, field.name, above=0.0)
+        if self.noise_rows is not None and self.noise_shape == 0.0 and self.noise_rows < 1.0:
+            raise ValueError(f"noise_rows: expected at least 1 where noise_shape is 0, got {self.noise_rows}")
+
+    def _check_noise(self, name: str, value: float) -> None:
+        if value < 0.0:
+            raise ValueError(f"{name}: expected a number of at least 0, got {value}")
+        if value == 0.0 and self.noise_rows is None:
+            raise ValueError(
+                f"{name}: expected a number above 0 where noise_rows is None, as in Prior.published(), got 0"
+            )
 
     @classmethod
     def published(cls) -> "Prior":
         """The paper's hyperparameters."""
-        return cls(tau_rate=0.05, noise_rows=None)
+        return cls(tau_rate=0.05, noise_shape=0.5, noise_rate=0.5, noise_rows=None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,6 +33,7 @@ from benchmarks import (
     mixing,
     mnist,
     moments,
+    noise_prior,
     overview,
     partition_calls,
     processes,
@@ -309,6 +310,13 @@ def test_stage_one():
     rows = stage_one.main(["--quick"])
     assert [row["setting"] for row in rows] == ["default", "num_trees"]
     assert np.isfinite([row["nats"] for row in rows]).all()
+
+
+@pytest.mark.slow
+def test_noise_prior():
+    (row,) = noise_prior.main(["--quick"])
+    assert row["gain"] == pytest.approx(row["typical"] - row["added"])
+    assert row["gain"] != 0.0
 
 
 @pytest.mark.slow

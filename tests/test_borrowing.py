@@ -108,7 +108,9 @@ def test_samples_have_no_absurd_outliers(iris):
 @pytest.mark.slow
 def test_with_the_papers_prior_samples_have_absurd_outliers(iris):
     settings = DictionarySettings(num_trees=4, borrowed_rows=None)
-    posterior = geode_jax.fit(jax.random.key(0), iris, dictionary=settings, prior=Prior(noise_rows=None))
+    posterior = geode_jax.fit(
+        jax.random.key(0), iris, dictionary=settings, prior=Prior(noise_shape=0.5, noise_rate=0.5, noise_rows=None)
+    )
     share, variance = _share_and_variance(posterior, iris)
     assert share > 1e-3
     assert variance.max() > 2.0
@@ -148,6 +150,7 @@ def test_borrowing_changes_the_fit_and_units_do_not(data):
 def test_the_papers_settings_borrow_nothing():
     assert DictionarySettings.published().borrowed_rows is None
     assert Prior.published().noise_rows is None
+    assert Prior.published().noise_shape == Prior.published().noise_rate == 0.5
     tree = tree_from_mask(np.ones(3, bool))
     nothing = Borrowed.nothing(tree, 2, jnp.float32)
     shape, rate = noise_prior(Prior.published(), nothing, jnp.asarray(5.0))
@@ -155,7 +158,10 @@ def test_the_papers_settings_borrow_nothing():
     np.testing.assert_array_equal(rate, 0.5)
 
 
-@pytest.mark.parametrize(("settings", "field"), [(DictionarySettings(), "borrowed_rows"), (Prior(), "noise_rows")])
+_EARLIER = Prior(noise_shape=0.5, noise_rate=0.5)
+
+
+@pytest.mark.parametrize(("settings", "field"), [(DictionarySettings(), "borrowed_rows"), (_EARLIER, "noise_rows")])
 def test_files_of_earlier_versions_borrowed_nothing(settings, field):
     written = encode(settings)
     assert decode(written) == settings
@@ -169,3 +175,49 @@ def test_bad_settings(value):
         DictionarySettings(borrowed_rows=value)
     with pytest.raises((ValueError, TypeError), match="noise_rows: expected"):
         Prior(noise_rows=value)
+
+
+@pytest.mark.parametrize("name", ["noise_shape", "noise_rate"])
+def test_the_prior_of_the_noise_is_proper(name):
+    """Rows of typical noise make it so, or the paper's gamma prior does."""
+    assert Prior().noise_shape == Prior().noise_rate == 0.0
+    paper = {"noise_shape": 0.5, "noise_rate": 0.5}
+    with pytest.raises(ValueError, match=f"{name}: expected a number above 0 where noise_rows is None"):
+        Prior(**{**paper, name: 0.0}, noise_rows=None)
+    with pytest.raises(ValueError, match=f"{name}: expected a number of at least 0, got -1"):
+        Prior(**{name: -1.0})
+    with pytest.raises(TypeError, match=f"{name}: expected a number, got False"):
+        Prior(**{name: False})
+    with pytest.raises(ValueError, match=r"noise_rows: expected at least 1 where noise_shape is 0, got 0\.5"):
+        Prior(noise_rows=0.5)
+    assert Prior(**paper, noise_rows=0.5).noise_rows == 0.5
+    assert decode(encode(Prior())) == Prior()
+
+
+def test_typical_noise_of_one_feature_is_not_the_least_there_is():
+    """Where nodes have a direction for every feature, nothing is left to tell the noise from."""
+    x = np.random.default_rng(0).normal(size=(40, 1))
+    forest = geode_jax.learn_forest(jax.random.key(0), x, dictionary=dataclasses.replace(DICTIONARY, max_rank=1))
+    np.testing.assert_allclose(forest.borrowed.noise, 0.3)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_rows_with_missing_features_leave_one_unknown(data, share):
+    """Nodes of three directions pass nearly through four features: what these leave is no measure of the noise."""
+    hidden = data.copy()
+    hidden[: round(share * len(data)), [1, 4]] = np.nan
+    hidden[:6] = data[:6]
+    some = dataclasses.replace(DICTIONARY, max_rank=3)
+    noise = np.asarray(geode_jax.learn_forest(jax.random.key(0), hidden, dictionary=some).borrowed.noise)
+    incomplete = np.isnan(hidden).any(axis=1).mean()
+    assert (noise > incomplete * 0.3 / 6).all()
+    assert (noise < incomplete * 0.3 / 6 + 0.03).all()
+
+
+def test_typical_rows_alone_make_the_prior_of_the_noise():
+    """Three rows of typical noise, and nothing in units of the data's deviation."""
+    nothing = Borrowed.nothing(tree_from_mask(np.ones(3, bool)), 2, jnp.float32)
+    typical = dataclasses.replace(nothing, noise=jnp.asarray([0.01, 0.002], jnp.float32))
+    shape, rate = noise_prior(Prior(), typical, jnp.asarray(10.0))
+    np.testing.assert_allclose(shape, 15.0)
+    np.testing.assert_allclose(rate, [0.15, 0.03], rtol=1e-6)

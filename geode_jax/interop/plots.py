@@ -109,7 +109,7 @@ def cells(
     shape = np.eye(wanted) if root is None else root[shown] @ root[:, shown]
     scale_of = posterior.dictionary.tree.scale
     weight = np.exp(np.asarray(draws.log_weights[tree], np.float64)).mean(axis=(0, 1))
-    # the noise variance of a scale that is empty in some draws has no mean, but its log has
+    # the noise variance of a scale that is empty in some draws may have no mean, but its log has
     log_noise = np.asarray(draws.log_sigma2[tree], np.float64)[..., scale_of]
     noise = np.exp(log_noise.mean(axis=(0, 1)))
     signal = noise[:, None] * np.expm1(np.asarray(draws.neg_log_u[tree], np.float64)).mean(axis=(0, 1))

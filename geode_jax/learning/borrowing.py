@@ -19,6 +19,8 @@ from geode_jax.rows.training import Training
 ENOUGH_ROWS = 256
 # In units of the data's variance: what float32 resolves, for data without noise.
 LEAST_NOISE = 1e-7
+# The same where noise cannot be told from signal, as nodes have a direction for every feature that is seen.
+UNKNOWN_NOISE = 0.3
 
 
 def typical_noise(training: Training, partition: Partition, subspaces: Subspaces) -> np.ndarray:
@@ -26,7 +28,8 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
 
     That of the quick mixture (`evidence.py`), in which rows choose their scale as in the sampler, together with one row
     of the noise that the rows have at their own cells: the mixture may leave a scale without rows. A scale without
-    nodes has the noise of the one above it.
+    nodes has the noise of the one above it. So far as rows have missing features, one feature counts as unknown: nodes
+    may pass through all that is seen of such rows, and would leave no noise.
     """
     own, own_freedom = residuals_of_scales(cell_mixture(training, partition, subspaces), partition.depth + 1)
     chosen, freedom = residuals_of_scales(fit_quick_mixture(training, partition, subspaces), partition.depth + 1)
@@ -35,9 +38,16 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
         if own_freedom[scale] > 0.0:
             one_row = training.num_features * own[scale] / own_freedom[scale]
             noise[scale] = (chosen[scale] + one_row) / (freedom[scale] + training.num_features)
-        elif scale > 0:
-            noise[scale] = noise[scale - 1]
+        else:
+            noise[scale] = noise[scale - 1] if scale > 0 else UNKNOWN_NOISE
+    noise += _share_with_missing(training) * (UNKNOWN_NOISE - noise) / training.num_features
     return np.maximum(noise, LEAST_NOISE)
+
+
+def _share_with_missing(training: Training) -> float:
+    if training.is_observed is None:
+        return 0.0
+    return 1.0 - training.complete.size / training.x.shape[0]
 
 
 class Nearby(NamedTuple):

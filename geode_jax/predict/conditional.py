@@ -43,8 +43,8 @@ class Conditional:
     results are in the data's units; observed values are returned unchanged. :meth:`marginal` restricts the results to
     some of the features, and makes them cheaper.
 
-    The noise variance of a scale that holds no row in a draw comes from its prior alone, which has no mean. Standard
-    deviations and quantiles therefore cap it at the data's variance; draws and densities do not.
+    The noise variance of a scale that holds no row in a draw comes from its prior alone, which may have no mean.
+    Standard deviations and quantiles therefore cap it at the data's variance; draws and densities do not.
 
     Rows are processed in blocks, so that only the results grow with the number of rows: on a CPU at most 64 rows that
     fit in 256 MiB of memory, elsewhere at most 512 that fit in 1 GiB (a single row may need more).

@@ -250,8 +250,8 @@ def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates
 def _capped_log_noise(dictionary: Dictionary, draws: Draw) -> Float[Array, "T S"]:
     """Log of the noise variance, which is capped at 1, the data's variance, at scales that hold no row.
 
-    There it is drawn from its prior alone, which has no mean: however small the weight of such a scale, its noise would
-    dominate every standard deviation.
+    There it is drawn from its prior alone, which may have no mean: however small the weight of such a scale, its noise
+    would dominate every standard deviation.
     """
     has_rows = jax.vmap(dictionary.tree.sum_over_scales)(draws.count.astype(draws.log_sigma2.dtype)) > 0.0
     return jnp.where(has_rows, draws.log_sigma2, jnp.minimum(draws.log_sigma2, 0.0))

@@ -1,0 +1,88 @@
+"""The prior of a scale's noise: three rows of typical noise alone, beside the paper's gamma prior added to them.
+
+python -m benchmarks.noise_prior [--quick]
+
+Small tables that scikit-learn has, with ten random splits of each, and the curved sheet of `whole_fit`, with two; 80%
+of the rows are fitted. Splits overlap, and standard errors take them as independent. Both priors sample from the same
+forest with the same key. Held-out nats per row, and their differences split by split. With a and b of the paper at 0.5,
+b adds the square of one standard deviation of the data to the noise's sum of squares.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from sklearn import datasets
+
+import geode_jax
+from benchmarks.common import write_result
+from benchmarks.tables import load
+from benchmarks.whole_fit import curved_sheet
+
+PRIORS = {"typical": geode_jax.Prior(), "added": geode_jax.Prior(noise_shape=0.5, noise_rate=0.5)}
+TABLES: dict[str, Callable[[], np.ndarray]] = {
+    "iris": lambda: datasets.load_iris().data,
+    "wine": lambda: datasets.load_wine().data,
+    "diabetes": lambda: datasets.load_diabetes().data,
+    "breast cancer": lambda: datasets.load_breast_cancer().data,
+    "curved sheet": curved_sheet,
+}
+
+
+def measure(x: np.ndarray, seed: int, quick: bool) -> dict[str, float]:
+    """Held-out nats per row of one split under both priors."""
+    order = np.random.default_rng(seed).permutation(len(x))
+    cut = len(x) // 5
+    dictionary = geode_jax.DictionarySettings(num_trees=1) if quick else None
+    sampler = geode_jax.SamplerSettings(num_warmup=20, num_samples=20) if quick else None
+    forest = geode_jax.learn_forest(jax.random.key(seed), x[order[cut:]], dictionary=dictionary)
+    found = {}
+    for name, prior in PRIORS.items():
+        posterior = geode_jax.sample_posterior(jax.random.key(seed), forest, prior=prior, sampler=sampler)
+        found[name] = float(geode_jax.log_density(posterior, x[order[:cut]]).mean())
+    return found
+
+
+def tables() -> list[str]:
+    record = load("noise_prior")
+    lines = [
+        "**The prior of the noise**: three rows of typical noise alone (the default), and with the paper's Gamma(1/2,"
+        f" 1/2), in units of the data, besides, `{record['command']}`. Held-out nats per row, mean of random splits.",
+        "",
+        "| data | n x D | splits | typical rows alone | with the paper's besides | gain (standard error) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        lines.append(
+            f"| {row['data']} | {row['n']} x {row['D']} | {row['splits']} | {row['typical']:.3f} | {row['added']:.3f}"
+            f" | {row['gain']:.3f} ({row['gain_se']:.3f}) |"
+        )
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="iris only, two splits, nothing written")
+    options = parser.parse_args(arguments)
+    rows = []
+    for name, read in TABLES.items():
+        if options.quick and name != "iris":
+            continue
+        splits = 2 if options.quick or name == "curved sheet" else 10
+        x = np.asarray(read(), float)
+        found = [measure(x, seed, options.quick) for seed in range(splits)]
+        gain = np.array([one["typical"] - one["added"] for one in found])
+        row: dict[str, Any] = {"data": name, "n": len(x), "D": x.shape[1], "splits": splits}
+        row |= {prior: float(np.mean([one[prior] for one in found])) for prior in PRIORS}
+        row |= {"gain": float(gain.mean()), "gain_se": float(gain.std(ddof=1) / np.sqrt(splits))}
+        rows.append(row)
+        print(row, flush=True)
+    if not options.quick:
+        write_result("noise_prior", {"priors": {name: str(prior) for name, prior in PRIORS.items()}}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
