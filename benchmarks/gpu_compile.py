@@ -1,6 +1,6 @@
 """What a GPU would be given: the package's programs compiled for an H100 on a machine without one.
 
-For every program: the time to compile it (without autotuning), kernels of a sweep or of a block of rows, loops in it
+For every program: the time to compile it (without autotuning), kernels of a sweep or of a block of rows, loops in one
 whose length the compiler does not know (each round waits for the host), and temporary memory beside its arguments. The
 time of launches is LAUNCH_SECONDS for every kernel; XLA may join several into one CUDA graph, which costs less, and a
 loop of unknown length counts as one round, which costs more. Beside it stands what reading a sweep's statistics takes
@@ -148,12 +148,13 @@ QUICK: dict[str, Callable[[], Program]] = {"200 rows": lambda: sampler(200, 10, 
 class Count(NamedTuple):
     """Kernels of a computation, those of a loop times its rounds where these are known; and loops of unknown length.
 
-    `sweep`: kernels of one round of the loop over sweeps; 0 if there is none.
+    `sweep`, `sweep_loops`: the same of one round of the loop over sweeps; 0 if there is none.
     """
 
     kernels: int
     unknown_loops: int
     sweep: int
+    sweep_loops: int
 
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
@@ -179,7 +180,7 @@ def count_kernels(text: str, num_rounds: int = 0) -> Count:
             computations[current].append(line)
 
     def count(name: str) -> Count:
-        kernels = unknown = sweep = 0
+        kernels = unknown = sweep = sweep_loops = 0
         for line in computations[name]:
             found = _LINE.match(line)
             operation = found[1] if found else ""
@@ -191,16 +192,19 @@ def count_kernels(text: str, num_rounds: int = 0) -> Count:
                 rounds = int(found[1]) if found else 1
                 kernels += body.kernels * rounds
                 unknown += body.unknown_loops + (found is None)
-                sweep = max(sweep, body.kernels if rounds == num_rounds else body.sweep)
+                is_sweep = rounds == num_rounds
+                sweep = max(sweep, body.kernels if is_sweep else body.sweep)
+                sweep_loops = max(sweep_loops, body.unknown_loops if is_sweep else body.sweep_loops)
             elif operation in ("call", "conditional", "async-start", "call-start"):
                 names = re.findall(r"(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line)
                 names += re.findall(r"%([\w.\-]+)", "".join(re.findall(r"branch_computations=\{(.*?)\}", line)))
                 # of a conditional, the branch with the most kernels
                 part = max(map(count, names))
-                kernels, unknown, sweep = kernels + part.kernels, unknown + part.unknown_loops, max(sweep, part.sweep)
+                kernels, unknown = kernels + part.kernels, unknown + part.unknown_loops
+                sweep, sweep_loops = max(sweep, part.sweep), max(sweep_loops, part.sweep_loops)
             else:
                 kernels += 1
-        return Count(kernels, unknown, sweep)
+        return Count(kernels, unknown, sweep, sweep_loops)
 
     return count(entry)
 
@@ -236,7 +240,7 @@ def measure(name: str, program: Program) -> dict[str, Any]:
         "program": name,
         "compile seconds": seconds,
         "kernels": kernels,
-        "loops of unknown length": found.unknown_loops,
+        "loops of unknown length": found.sweep_loops if program.num_sweeps else found.unknown_loops,
         "temporary mebibytes": compiled.memory_analysis().temp_size_in_bytes / 2**20,
         "launches ms": 1e3 * LAUNCH_SECONDS * kernels,
     }
@@ -281,10 +285,10 @@ def tables() -> list[str]:
     ]
     return [
         f"**What a GPU would be given**, `{record['command']}`: programs compiled for an H100 on a machine without one,"
-        f" without autotuning; one that took more than {LONGEST} seconds has no numbers. Kernels are those of a sweep,"
-        " or of a block of rows filled in, with one round of loops of unknown length; temporary memory is beside the"
-        f" arguments. Two estimates: launches, if each took {1e6 * LAUNCH_SECONDS:.0f} microseconds (XLA may join"
-        f" several), and reading a sweep's statistics at {BYTES_PER_SECOND / 1e12:.0f} TB/s.",
+        f" without autotuning; one that took more than {LONGEST} seconds has no numbers. Kernels and loops are those of"
+        " a sweep, or of a block of rows filled in, with one round of loops of unknown length; temporary memory is"
+        f" beside the arguments. Two estimates: launches, if each took {1e6 * LAUNCH_SECONDS:.0f} microseconds (XLA may"
+        f" join several), and reading a sweep's statistics at {BYTES_PER_SECOND / 1e12:.0f} TB/s.",
         "",
         *table(["program", *columns], rows),
     ]

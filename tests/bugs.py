@@ -197,28 +197,23 @@ def _concentration_ignored():
 
 def _missing_noise_without_rest():
     """The missing noise outside the directions forgotten: E too small."""
-    original = missing._draw_missing_noise
-
-    def wrong(*arguments):
-        w, rest = original(*arguments)
-        return w, 0.0 * rest
-
-    return mock.patch.object(missing, "_draw_missing_noise", wrong)
+    original = missing.draw_norms
+    return mock.patch.object(missing, "draw_norms", lambda *arguments: 0.0 * original(*arguments))
 
 
 def _missing_noise_counted_twice():
     """As many degrees of freedom outside the directions as features are missing."""
-    original = missing._draw_missing_noise
-    return mock.patch.object(missing, "_draw_missing_noise", lambda a, b, m, like: original(a, b, m + 1.0, like))
+    original = missing.draw_norms
+    return mock.patch.object(missing, "draw_norms", lambda key, m, rank: original(key, m + 1.0, rank))
 
 
 def _missing_filled_with_mean():
     """Coordinates at their conditional mean instead of a draw."""
     normal = jax.random.normal
 
-    def draw_group(key, state, group, tree):
+    def draw_group(*arguments):
         with mock.patch.object(jax.random, "normal", lambda *a, **k: 0.0 * normal(*a, **k)):
-            return original(key, state, group, tree)
+            return original(*arguments)
 
     original = missing.draw_group
     return mock.patch.object(missing, "draw_group", draw_group)

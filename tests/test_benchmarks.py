@@ -238,6 +238,17 @@ def test_mixed_units():
     nats = {row["method"]: row["nats"] for row in rows}
     assert nats["GEODE"] == pytest.approx(nats["GEODE, standardised"], abs=1.0)
     assert nats["GEODE"] > nats["Gaussian, Ledoit-Wolf"] - 1.0
+    errors = [row["error of the difference"] for row in rows]
+    assert errors[0] == 0.0
+    assert min(errors[1:]) > 0.0
+
+
+def test_repeated_values_are_spread():
+    x, spread = (np.asarray(mixed_units.TABLES[f"diabetes{kind}"]()) for kind in ("", ", repeated values spread"))
+    changed = (x != spread).any(axis=0)
+    np.testing.assert_array_equal(np.flatnonzero(changed), [1, 7])
+    assert np.abs(x - spread).max() < 0.5
+    assert min(np.unique(spread[:, column]).size for column in (1, 7)) == len(x)
 
 
 @pytest.mark.slow
@@ -482,7 +493,8 @@ HLO = """HloModule sweeps
 
 ENTRY %main (p: f32[4]) -> f32[4] {
   %p = f32[4]{0} parameter(0)
-  %h = f32[4]{0} copy(%p)
+  %n = f32[4]{0} while(%p), condition=%ends, body=%inner
+  %h = f32[4]{0} copy(%n)
   ROOT %i = f32[4]{0} while(%h), condition=%ends, body=%body, backend_config={"known_trip_count":{"n":"50"}}
 }
 """
@@ -490,8 +502,9 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 
 def test_kernels_are_counted():
     """A sweep: 1 custom call, 3 rounds of a loop, 1 of one of unknown length, 1 copy, twice 2 of a branch, 1 call."""
-    assert gpu_compile.count_kernels(HLO, 50) == gpu_compile.Count(kernels=1 + 50 * 11, unknown_loops=1, sweep=11)
-    assert gpu_compile.count_kernels(HLO).sweep == 0
+    expected = gpu_compile.Count(kernels=1 + 50 * 11, unknown_loops=2, sweep=11, sweep_loops=1)
+    assert gpu_compile.count_kernels(HLO, 50) == expected._replace(kernels=expected.kernels + 1)
+    assert gpu_compile.count_kernels(HLO).sweep == gpu_compile.count_kernels(HLO).sweep_loops == 0
 
 
 def test_programs_for_a_gpu_have_shapes():

@@ -103,6 +103,23 @@ def test_missing_features_cost_little_and_are_filled_well(data):
 
 
 @pytest.mark.slow
+def test_draws_do_not_depend_on_segments(data):
+    """What is drawn before a segment neither."""
+    hidden = _hide(data, "at random")
+    fits = [
+        geode_jax.fit(
+            jax.random.key(0),
+            hidden,
+            dictionary=dataclasses.replace(DICTIONARY, missing_rows=geode_jax.MissingRows(num_groups=3)),
+            sampler=dataclasses.replace(SAMPLER, num_warmup=14, num_samples=14, segment_length=length),
+        )
+        for length in (7, 4)
+    ]
+    np.testing.assert_array_equal(*(found.draws.count for found in fits))
+    np.testing.assert_allclose(*(found.draws.log_sigma2 for found in fits), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_both_types_and_settings(data):
     hidden = _hide(data, "at random")
     missing_rows = geode_jax.MissingRows(num_candidates=7, num_groups=3)

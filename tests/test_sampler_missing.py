@@ -22,7 +22,9 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import partial_statistics
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows
 from geode_jax.gibbs import missing
+from geode_jax.gibbs.chain import Chain, missing_norms
 from geode_jax.gibbs.sweep import sweep
+from geode_jax.model.draw import Adaptation
 from geode_jax.model.joint import log_joint, sample_prior, simulate, simulate_rows
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.state import PartialState
@@ -152,6 +154,29 @@ def _with_fresh_data(key, state, node, turn=0):
         turn=jnp.asarray(turn, jnp.int32),
     )
     return problem, eqx.tree_at(lambda it: it.partial, state, drawn, is_leaf=lambda leaf: leaf is None)
+
+
+def test_norms_drawn_ahead_are_those_of_the_groups_in_turn():
+    """From any sweep on the same, as what a sweep draws must not depend on how sweeps are cut into segments."""
+    key_start, key_data, key_run = jax.random.split(jax.random.key(3), 3)
+    state, node = jax.tree.map(lambda leaf: leaf[0], _start(key_start[None]))
+    problem, state = _with_fresh_data(key_data, state, node, turn=1)
+    num_missing = np.zeros(problem.partial.num_missing.shape, np.float32)
+    num_missing[1] = 40.0 + np.arange(num_missing.shape[1])
+    problem = eqx.tree_at(lambda it: it.partial.num_missing, problem, jnp.asarray(num_missing))
+
+    def chain(state):
+        tallies = Adaptation(jnp.zeros_like(state.tau_excess), jnp.zeros(()))
+        return Chain(state, small.sums_of(problem, state), jnp.zeros(state.logit_stop.size, jnp.int32), tallies)
+
+    keys = jax.random.split(key_run, 4000)
+    norms = np.asarray(missing_norms(keys, chain(state), problem))
+    np.testing.assert_array_equal(norms[1::2], 0.0)
+    freedom = num_missing[1] - small.MAX_RANK
+    p_values = [stats.kstest(own, stats.chi2(size).cdf).pvalue for own, size in zip(norms[::2].T, freedom, strict=True)]
+    assert min(p_values) * len(p_values) > LEVEL
+    later = eqx.tree_at(lambda it: it.partial.turn, state, jnp.asarray(0, jnp.int32))
+    np.testing.assert_array_equal(missing_norms(keys[1:], chain(later), problem), norms[1:])
 
 
 @functools.partial(jax.jit, compiler_options=small.OPTIMISED)

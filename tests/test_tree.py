@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from geode_jax.model import tree as tree_module
 from geode_jax.model.tree import tree_from_mask
 
 
@@ -47,6 +48,16 @@ def test_subtree_sums_and_right_children():
     np.testing.assert_array_equal(totals, [21, 1 + 3 + 4, 2 + 5 + 6, 3, 4, 5, 6])
     np.testing.assert_array_equal(tree.right_child(totals), [13, 4, 6, 0, 0, 0, 0])
     np.testing.assert_array_equal(tree.sum_over_scales(values), [0, 3, 18])
+    np.testing.assert_array_equal(tree.sum_over_scales(jnp.stack([values, 2.0 * values])), [[0, 3, 18], [0, 6, 36]])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4])
+def test_subtree_sums_level_by_level(depth, monkeypatch):
+    tree = _full(depth)
+    values = jnp.asarray(np.random.default_rng(0).integers(0, 100, tree.num_nodes), jnp.float32)
+    at_once = tree.subtree_sum(values)
+    monkeypatch.setattr(tree_module, "FEW_NODES", 0)
+    np.testing.assert_array_equal(tree.subtree_sum(values), at_once)
 
 
 @pytest.mark.parametrize("mask", [[False], [True, True, False], [True, False, False, True, True, False, False]])

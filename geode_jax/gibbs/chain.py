@@ -1,5 +1,7 @@
 """One chain: its start, its step, and its draws."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -121,6 +123,25 @@ def rank_uniforms(key: KeyArray, state: State) -> Uniforms:
     return Uniforms(key, 1 + 2 * state.log_neg_log_u.shape[0], state.log_sigma2.dtype)
 
 
+def missing_norms(keys: KeyArray, chain: Chain, problem: Problem) -> Float[Array, "T B"] | None:
+    """What :func:`step` takes in the sweeps of these keys, (T,), from this chain on; None if no features are missing.
+
+    Drawn for all sweeps at once: rejection loops wait for their slowest row, and on a GPU for the host in every round.
+    """
+    if problem.partial is None:
+        return None
+    assert chain.state.partial is not None
+    num_missing, rank = problem.partial.num_missing, problem.partial.cross.shape[-1]
+    group = (chain.state.partial.turn + jnp.arange(keys.shape[0])) % num_missing.shape[0]
+    own = jax.vmap(lambda key: _step_keys(key)[2])(keys)
+    return jax.vmap(partial(missing.draw_norms, rank=rank))(own, num_missing[group])
+
+
+def _step_keys(key: KeyArray) -> KeyArray:
+    """For the sweep, for the ranks, and for what :func:`missing_norms` draws."""
+    return jax.random.split(key, 3)
+
+
 def step(
     key: KeyArray,
     problem: Problem,
@@ -128,10 +149,14 @@ def step(
     adaptation: RankAdaptation | None,
     chain: Chain,
     index: Int[Array, ""],
+    norms: Float[Array, "B"] | None = None,
 ) -> Chain:
-    """Sweep number `index`; during warm-up, followed by a step of the rank adaptation."""
-    key_sweep, key_rank = jax.random.split(key)
-    state, sums = sweep(key_sweep, chain.state, chain.sums, problem)
+    """Sweep number `index`; during warm-up, followed by a step of the rank adaptation.
+
+    `norms`: of this sweep, by :func:`missing_norms`; they are drawn here if it is None.
+    """
+    key_sweep, key_rank, _ = _step_keys(key)
+    state, sums = sweep(key_sweep, chain.state, chain.sums, problem, norms)
     uniforms = rank_uniforms(key_rank, state)
     dimension = rank.draw_dimension(uniforms, sums, state.log_sigma2, problem.is_available, problem.tree)
     if adaptation is None:

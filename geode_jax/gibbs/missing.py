@@ -46,10 +46,17 @@ def score(state: State, group: PartialRows, tree: Tree) -> Scored:
     return Scored(jnp.where(is_candidate, log_weights[group.node] + log_density, -jnp.inf), latent, amplitude, factor)
 
 
-def draw(key: KeyArray, state: State, partial: PartialState, rows: PartialRows, tree: Tree) -> PartialState:
-    """Redraw the nodes and statistics of group number `turn`, and advance `turn`."""
+def draw(
+    key: KeyArray,
+    state: State,
+    partial: PartialState,
+    rows: PartialRows,
+    tree: Tree,
+    norms: Float[Array, "B"] | None = None,
+) -> PartialState:
+    """Redraw the nodes and statistics of group number `turn`, and advance `turn`; `norms` as in :func:`draw_group`."""
     group = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, partial.turn, keepdims=False), rows)
-    node, residual, squared = draw_group(key, state, group, tree)
+    node, residual, squared = draw_group(key, state, group, tree, norms)
     return PartialState(
         node=partial.node.at[partial.turn].set(node),
         residual=partial.residual.at[partial.turn].set(residual),
@@ -59,10 +66,13 @@ def draw(key: KeyArray, state: State, partial: PartialState, rows: PartialRows, 
 
 
 def draw_group(
-    key: KeyArray, state: State, group: PartialRows, tree: Tree
+    key: KeyArray, state: State, group: PartialRows, tree: Tree, norms: Float[Array, "B"] | None = None
 ) -> tuple[Int[Array, "B"], Float[Array, "B"], Float[Array, "B d"]]:
-    """Nodes, E and Z^2 of the rows of one group (no axis G)."""
-    key_node, key_eta, key_root, key_rest = jax.random.split(key, 4)
+    """Nodes, E and Z^2 of the rows of one group (no axis G).
+
+    `norms`: what :func:`draw_norms` gives for the group, which may be drawn long before; here if it is None.
+    """
+    key_node, key_eta, key_root, key_norms = jax.random.split(key, 4)
     scored = score(state, group, tree)
     slot = _draw_slot(key_node, scored.score)
 
@@ -77,7 +87,11 @@ def draw_group(
         chosen(scored.factor), normal[..., None], left_side=True, lower=True, transpose_a=True
     )[..., 0]
     eta = chosen(scored.latent.mean) + sigma * chosen(scored.amplitude) * half
-    w, rest = _draw_missing_noise(key_root, key_rest, group.num_missing, normal)
+    if norms is None:
+        norms = draw_norms(key_norms, group.num_missing, group.cross.shape[-1])
+    # the missing noise in units of sigma, in the columns of the root
+    w = jax.random.normal(key_root, normal.shape, normal.dtype)
+    w = jnp.where(jnp.arange(w.shape[1]) < group.num_missing[:, None], w, 0.0)
     assert group.root is not None
     gram, root = (chosen(group.at_candidates(table)) for table in (group.gram, group.root))
     noise = sigma * _times(root, w)
@@ -89,7 +103,7 @@ def draw_group(
     coordinates = chosen(group.cross) + inherited + noise
     along = remainder + bend + noise  # Phi'e
     seen = chosen(group.residual) + jnp.sum(off * (2.0 * remainder + bend), axis=-1)  # ||e_O||^2
-    unseen = jnp.square(sigma[:, 0]) * (jnp.square(w).sum(axis=-1) + rest)
+    unseen = jnp.square(sigma[:, 0]) * (jnp.square(w).sum(axis=-1) + norms)
     residual = jnp.maximum(seen + unseen - jnp.square(along).sum(axis=-1), 0.0)
     is_row = node < tree.num_nodes
     return node, jnp.where(is_row, residual, 0.0), jnp.where(is_row[:, None], jnp.square(coordinates), 0.0)
@@ -110,16 +124,11 @@ def _draw_slot(key: KeyArray, score: Float[Array, "B M"]) -> Int[Array, "B"]:
     return jnp.where(jnp.isfinite(largest[:, 0]), jnp.minimum(slot, last), 0).astype(jnp.int32)
 
 
-def _draw_missing_noise(
-    key_root: KeyArray, key_rest: KeyArray, num_missing: Float[Array, "B"], like: Float[Array, "B d"]
-) -> tuple[Float[Array, "B d"], Float[Array, "B"]]:
-    """The missing noise in units of sigma: w, in the columns of the root, and the squared norm of the rest."""
-    rank = like.shape[1]
-    w = jax.random.normal(key_root, like.shape, like.dtype)
-    w = jnp.where(jnp.arange(rank) < num_missing[:, None], w, 0.0)
+def draw_norms(key: KeyArray, num_missing: Float[Array, "B"], rank: int) -> Float[Array, "B"]:
+    """Squared norm of each row's missing noise outside the root's `rank` columns, over sigma2: chi-squared."""
     freedom = jnp.maximum(num_missing - rank, 0.0)
-    rest = 2.0 * jax.random.gamma(key_rest, 0.5 * jnp.maximum(freedom, 1.0), dtype=like.dtype)
-    return w, jnp.where(freedom > 0, rest, 0.0)
+    norms = 2.0 * jax.random.gamma(key, 0.5 * jnp.maximum(freedom, 1.0), dtype=num_missing.dtype)
+    return jnp.where(freedom > 0, norms, 0.0)
 
 
 def start(

@@ -15,9 +15,8 @@ def _gamma_parameters(state: State, sums: NodeSums, problem: Problem) -> tuple[A
     """The prior's shape plus ``D n_s / 2``, and its rate plus ``1/2 sum over the scale of (E + sum u Z2)``."""
     quadratic = sums.residual + jnp.sum(jnp.exp(-state.neg_log_u) * sums.squared, axis=-1)
     shape, rate = noise_prior(problem.prior, problem.borrowed, problem.num_features)
-    sum_over_scales = problem.tree.sum_over_scales
-    shape = shape + 0.5 * problem.num_features * sum_over_scales(sums.count)
-    return shape, rate + 0.5 * sum_over_scales(quadratic)
+    count, quadratic = problem.tree.sum_over_scales(jnp.stack([sums.count, quadratic]))
+    return shape + 0.5 * problem.num_features * count, rate + 0.5 * quadratic
 
 
 def move(uniforms: Uniforms, state: State, sums: NodeSums, problem: Problem) -> Float[Array, "S"]:

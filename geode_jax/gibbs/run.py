@@ -16,7 +16,7 @@ from geode_jax._files.checkpoint import Checkpoint, Found
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.compilation import drop_programs_if_many, quickly_compiled
 from geode_jax._typing import Array, Int, KeyArray
-from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
+from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, missing_norms, step
 from geode_jax.gibbs.sharding import (
     BY_CHAIN,
     BY_TREE,
@@ -74,12 +74,16 @@ def _segment(
     """
 
     def one_chain(key: KeyArray, chain: Chain, problem: Problem) -> tuple[Chain, Draw]:
-        def advance(chain: Chain, index: Array) -> tuple[Chain, Draw]:
-            # a sweep's randomness depends on the chain's key and the sweep's number only, not on the segment
-            chain = step(jax.random.fold_in(key, index), problem, num_warmup, options.adaptation, chain, index)
-            return chain, draw_of(chain, problem)
+        def advance(chain: Chain, own: tuple[KeyArray, Array, Array | None]) -> tuple[Chain, Array]:
+            key, index, rest = own
+            chain = step(key, problem, num_warmup, options.adaptation, chain, index, rest)
+            return chain, draw_of(chain, problem).packed()
 
-        return lax.scan(advance, chain, first + jnp.arange(options.length))
+        # a sweep's randomness depends on the chain's key and the sweep's number only, not on the segment
+        index = first + jnp.arange(options.length)
+        keys = jax.vmap(partial(jax.random.fold_in, key))(index)
+        chain, rows = lax.scan(advance, chain, (keys, index, missing_norms(keys, chain, problem)))
+        return chain, Draw.unpacked(rows, jax.eval_shape(draw_of, chain, problem))
 
     over_chains = jax.vmap(one_chain, in_axes=(0, 0, None))
     mesh = options.mesh

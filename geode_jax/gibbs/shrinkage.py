@@ -15,6 +15,7 @@ interweaving of two parametrisations, after Yu & Meng 2011).
 The published step drops the normaliser and the other tau's.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -93,10 +94,9 @@ def move(uniforms: Uniforms, state: State, prior: Prior) -> Float[Array, "K d"]:
     place = jnp.cumsum(state.is_active, axis=-1) - 1
     slot = jnp.where(state.is_active, place % 2 * half + place // 2, 2 * half)
     at = (jnp.arange(num_nodes)[:, None], slot)
-    log_tau, log_neg_log_u = (
-        jnp.zeros((num_nodes, 2 * half), values.dtype).at[at].set(values, mode="drop")
-        for values in (jnp.log1p(state.tau_excess), state.log_neg_log_u)
-    )
+    values = jnp.stack([jnp.log1p(state.tau_excess), state.log_neg_log_u], axis=-1)
+    by_half = jnp.zeros((num_nodes, 2 * half, 2), values.dtype).at[at].set(values, mode="drop")
+    log_tau, log_neg_log_u = by_half[..., 0], by_half[..., 1]
     number = state.is_active.sum(axis=-1)[:, None]
     places = jnp.arange(2 * half).reshape(half, 2).T[:, None]
     even, odd = log_tau[:, :half], log_tau[:, half:]
@@ -114,8 +114,10 @@ def move(uniforms: Uniforms, state: State, prior: Prior) -> Float[Array, "K d"]:
         places < number,
         places + 1 < number,
     )
-    # a scan, though of two rounds only: its body is compiled once, and its results are computed once
-    (_, even, odd), _ = lax.scan(alternate, (before, even, odd), halves)
+    start = before, even, odd
+    both = partial(lax.scan, alternate)
+    # On a CPU a scan, though of two rounds only: its body is compiled once. A GPU launches fewer kernels without it.
+    (_, even, odd), _ = lax.platform_dependent(start, halves, cpu=both, default=partial(both, unroll=2))
     log_tau = jnp.concatenate([jnp.roll(even, 1, axis=-1), jnp.roll(odd, 1, axis=-1)], axis=-1)
     moved = jnp.expm1(jnp.take_along_axis(log_tau, jnp.minimum(slot, 2 * half - 1), axis=-1))
     return jnp.where(state.is_active, moved, state.tau_excess)

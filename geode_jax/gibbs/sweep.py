@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 
-from geode_jax._typing import KeyArray
+from geode_jax._typing import Array, Float, KeyArray
 from geode_jax.gibbs import membership, missing, noise, shrinkage, signal, tree_weights
 from geode_jax.math.log_concave import num_lanes
 from geode_jax.math.uniforms import Uniforms
@@ -21,8 +21,14 @@ def node_uniforms(key: KeyArray, state: State) -> Uniforms:
     return Uniforms(key, signal_and_tau + renewal + noise_and_weights, state.log_sigma2.dtype)
 
 
-def sweep(key: KeyArray, state: State, sums: NodeSums, problem: Problem) -> tuple[State, NodeSums]:
-    """New state and its node sums; `sums` are those of `state`."""
+def sweep(
+    key: KeyArray, state: State, sums: NodeSums, problem: Problem, norms: Float[Array, "B"] | None = None
+) -> tuple[State, NodeSums]:
+    """New state and its node sums; `sums` are those of `state`.
+
+    `norms`: those of :func:`geode_jax.gibbs.missing.draw_norms` for the group of rows whose turn it is; drawn here if
+    it is None.
+    """
     key_nodes, key_rows, key_missing = jax.random.split(key, 3)
     tree, prior, num_features = problem.tree, problem.prior, problem.num_features
     uniforms = node_uniforms(key_nodes, state)
@@ -50,6 +56,6 @@ def sweep(key: KeyArray, state: State, sums: NodeSums, problem: Problem) -> tupl
     state = eqx.tree_at(lambda it: it.node, state, node)
     if problem.partial is not None:
         assert state.partial is not None
-        partial = missing.draw(key_missing, state, state.partial, problem.partial, tree)
+        partial = missing.draw(key_missing, state, state.partial, problem.partial, tree, norms)
         state = eqx.tree_at(lambda it: it.partial, state, partial)
     return state, node_sums(state, problem.statistics)

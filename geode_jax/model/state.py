@@ -5,6 +5,7 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from geode_jax._typing import Array, Bool, Count, Float, Int
 from geode_jax.math.lowrank import HIGHEST
@@ -68,8 +69,8 @@ def running_sum(values: Float[Array, "K d"]) -> Float[Array, "K d"]:
 
     The compiler fuses ``jnp.cumsum`` into each of its uses and computes it again for each: u took four times as long.
     """
-    size = values.shape[-1]
-    return jnp.matmul(values, jnp.triu(jnp.ones((size, size), values.dtype)), precision=HIGHEST)
+    ones = np.triu(np.ones((values.shape[-1],) * 2, values.dtype))  # a constant: made by JAX, it is made in every sweep
+    return jnp.matmul(values, ones, precision=HIGHEST)
 
 
 class NodeSums(eqx.Module):
@@ -103,7 +104,10 @@ def _sums(node: Array, residual: Array, squared: Array, num_nodes: int, row_bloc
         blocks = (part.reshape(num_blocks, part.shape[0] // num_blocks, *part.shape[1:]) for part in (values, node))
         return jax.vmap(lambda values, node: jax.ops.segment_sum(values, node, num_nodes))(*blocks).sum(axis=0)
 
-    return NodeSums(count=total(jnp.ones_like(residual)), residual=total(residual), squared=total(squared))
+    # in one sum: on a GPU each would be three kernels
+    one = jnp.ones_like(residual)
+    sums = total(jnp.concatenate([one[:, None], residual[:, None], squared], axis=1))
+    return NodeSums(count=sums[:, 0], residual=sums[:, 1], squared=sums[:, 2:])
 
 
 def log_normal_constants(

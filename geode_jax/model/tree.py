@@ -7,6 +7,10 @@ import numpy as np
 
 from geode_jax._typing import Array, Bool, Float
 
+# Sums over the subtrees of up to so many nodes are one pass over all pairs of nodes, and one kernel on a GPU; of more,
+# sums level by level.
+FEW_NODES = 255
+
 
 class Tree(eqx.Module):
     """A complete binary tree of `depth` in heap order; nodes without a cell are absent (masked).
@@ -38,9 +42,10 @@ class Tree(eqx.Module):
         """Present nodes with children: the only ones with free S and R."""
         return self.is_present & ~self.is_leaf
 
-    def sum_over_scales(self, values: Float[Array, "K"]) -> Float[Array, "S"]:
-        """Sum of a node quantity over the nodes of each scale."""
-        return jax.ops.segment_sum(values, self.scale, self.num_scales, indices_are_sorted=True)
+    def sum_over_scales(self, values: Float[Array, "*batch K"]) -> Float[Array, "*batch S"]:
+        """Sum of node quantities over the nodes of each scale."""
+        is_at = np.arange(self.num_scales)[:, None] == self.scale
+        return jnp.sum(jnp.where(is_at, values[..., None, :], 0.0), axis=-1)
 
     def log_sum_over_scales(self, log_values: Float[Array, "K"]) -> Float[Array, "S"]:
         """Log-sum-exp over the nodes of each scale; -inf where all values are."""
@@ -50,6 +55,8 @@ class Tree(eqx.Module):
 
     def subtree_sum(self, values: Array) -> Array:
         """Sum of a node quantity over each node's subtree, itself included, (K,)."""
+        if self.num_nodes <= FEW_NODES:
+            return jnp.sum(jnp.where(self._is_below, values, 0.0), axis=1)
         levels = [values[2**s - 1 : 2 ** (s + 1) - 1] for s in range(self.num_scales)]
         total = levels[-1]
         totals = [total]
@@ -57,6 +64,12 @@ class Tree(eqx.Module):
             total = level + total.reshape(-1, 2).sum(axis=1)
             totals.append(total)
         return jnp.concatenate(totals[::-1])
+
+    @property
+    def _is_below(self) -> np.ndarray:
+        """Whether a node, the second axis, is in another's subtree, (K, K)."""
+        number = np.arange(1, self.num_nodes + 1)
+        return number >> np.maximum(self.scale - self.scale[:, None], 0) == number[:, None]
 
     def right_child(self, values: Array) -> Array:
         """Value of a node quantity at each node's right child, 0 at the last scale, (K,)."""
