@@ -241,6 +241,7 @@ def measure(name: str, program: Program) -> dict[str, Any]:
         "compile seconds": seconds,
         "kernels": kernels,
         "loops of unknown length": found.sweep_loops if program.num_sweeps else found.unknown_loops,
+        "such loops before": found.unknown_loops - found.sweep_loops if program.num_sweeps else 0,
         "temporary mebibytes": compiled.memory_analysis().temp_size_in_bytes / 2**20,
         "launches ms": 1e3 * LAUNCH_SECONDS * kernels,
     }
@@ -275,6 +276,7 @@ def tables() -> list[str]:
         "compile seconds": ".1f",
         "kernels": ",",
         "loops of unknown length": "",
+        "such loops before": "",
         "temporary mebibytes": ",.0f",
         "launches ms": ".2f",
         "reading ms": ".3f",
@@ -286,8 +288,9 @@ def tables() -> list[str]:
     return [
         f"**What a GPU would be given**, `{record['command']}`: programs compiled for an H100 on a machine without one,"
         f" without autotuning; one that took more than {LONGEST} seconds has no numbers. Kernels and loops are those of"
-        " a sweep, or of a block of rows filled in, with one round of loops of unknown length; temporary memory is"
-        f" beside the arguments. Two estimates: launches, if each took {1e6 * LAUNCH_SECONDS:.0f} microseconds (XLA may"
+        " a sweep, or of a block of rows filled in, with one round of loops of unknown length; some such loops come"
+        " before the sweeps of a segment, once. Temporary memory is beside"
+        f" the arguments. Two estimates: launches, if each took {1e6 * LAUNCH_SECONDS:.0f} microseconds (XLA may"
         f" join several), and reading a sweep's statistics at {BYTES_PER_SECOND / 1e12:.0f} TB/s.",
         "",
         *table(["program", *columns], rows),

@@ -126,7 +126,7 @@ def whole_sweeps(chain: Chain, problem: Problem, repeats: int) -> Callable[[], A
     def run(chain: Chain, problem: Problem) -> tuple[Chain, Any]:
         def again(chain: Chain, index: Array) -> tuple[Chain, Any]:
             chain = step(jax.random.key(index), problem, jnp.asarray(10**6), RankAdaptation(), chain, index)
-            return chain, draw_of(chain, problem)
+            return chain, draw_of(chain, problem).packed()
 
         return jax.lax.scan(again, chain, jnp.arange(repeats))
 

@@ -104,7 +104,7 @@ def test_missing_features_cost_little_and_are_filled_well(data):
 
 @pytest.mark.slow
 def test_draws_do_not_depend_on_segments(data):
-    """What is drawn before a segment neither."""
+    """Nor does what is drawn before a segment."""
     hidden = _hide(data, "at random")
     fits = [
         geode_jax.fit(

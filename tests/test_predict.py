@@ -119,10 +119,11 @@ def test_intrinsic_dimension_of_rows(posterior, dense, rows, seen):
     for t in range(120):
         probability = special.softmax(joint[:, draw == t], axis=1)
         expected += probability @ table[draw == t] / 120
-    # a node far behind the best at the mean of the draws is left out, though a single one of the 120 may prefer it
+    tolerance = 1e-3 if posterior.dtype == np.float32 else 1e-9
     *most, worst = np.sort(np.abs(found - expected).max(axis=1))
-    assert max(most) < (1e-3 if posterior.dtype == np.float32 else 1e-9)
-    assert worst < 1.0 / 120
+    assert max(most) < tolerance
+    # of partial rows, a node far behind the best at the mean of the draws is left out, though one draw may prefer it
+    assert worst < (tolerance if seen.all() else 1.0 / 120)
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-6)
 
 

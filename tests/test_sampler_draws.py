@@ -22,7 +22,7 @@ from geode_jax.gibbs import membership, noise, shrinkage, signal, tree_weights
 from geode_jax.gibbs.chain import Chain, initial_chain, step
 from geode_jax.gibbs.sweep import node_uniforms, sweep
 from geode_jax.model.borrowed import Borrowed
-from geode_jax.model.draw import Adaptation
+from geode_jax.model.draw import Adaptation, Draw
 from geode_jax.model.joint import simulate
 from geode_jax.model.problem import Problem
 from geode_jax.model.state import NodeSums, State, half_count_and_rate, node_sums
@@ -511,6 +511,29 @@ def test_directions_without_rows_follow_the_prior_soon():
     log_delta = np.asarray(run(state).log_delta[:, -1])
     mean = rank * np.e * special.exp1(1.0)  # of log tau for tau - 1 ~ Exp(1)
     assert abs(log_delta.mean() - mean) < 4.0 * log_delta.std() / np.sqrt(63)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_packed_draws_are_the_draws(dtype):
+    """Of every type, and values that no arithmetic keeps."""
+    with jax_settings(dtype):
+        log_weights = jnp.asarray([-jnp.inf, 0.0, -1.5], dtype)
+        one = Draw(
+            neg_log_u=jnp.asarray([[1e-30, 3.0]] * 3, dtype),
+            tau=jnp.asarray([[1.0, 1e30]] * 3, dtype),
+            log_sigma2=jnp.asarray([-12.5, jnp.nan], dtype),
+            log_weights=log_weights,
+            log_stop_concentration=jnp.asarray(0.25, dtype),
+            count=jnp.asarray([2**24, 0, 1], jnp.int32),
+            is_active=jnp.asarray([[True, False]] * 3),
+            dimension=jnp.asarray([2, 0, 1], jnp.int32),
+            log_joint=jnp.asarray(-123456.0, dtype),
+        )
+        other = eqx.tree_at(lambda it: it.count, one, one.count + 5 * (one.count < 9))
+        found = Draw.unpacked(jnp.stack([one.packed(), other.packed()]), jax.eval_shape(lambda: one))
+        expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), one, other)
+        assert jax.tree.map(lambda leaf: leaf.dtype, found) == jax.tree.map(lambda leaf: leaf.dtype, expected)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_a_sweep_uses_the_uniform_variables_that_it_draws():

@@ -21,8 +21,9 @@ from test_sampler_joint import _ACTIVE, _DICTIONARY, LEVEL, compare
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import partial_statistics
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows
+from geode_jax.gibbs import chain as chain_module
 from geode_jax.gibbs import missing
-from geode_jax.gibbs.chain import Chain, missing_norms
+from geode_jax.gibbs.chain import Chain, missing_norms, step
 from geode_jax.gibbs.sweep import sweep
 from geode_jax.model.draw import Adaptation
 from geode_jax.model.joint import log_joint, sample_prior, simulate, simulate_rows
@@ -177,6 +178,27 @@ def test_norms_drawn_ahead_are_those_of_the_groups_in_turn():
     assert min(p_values) * len(p_values) > LEVEL
     later = eqx.tree_at(lambda it: it.partial.turn, state, jnp.asarray(0, jnp.int32))
     np.testing.assert_array_equal(missing_norms(keys[1:], chain(later), problem), norms[1:])
+
+    def stepped(norms):
+        return step(keys[0], problem, jnp.asarray(0), None, chain(state), jnp.asarray(0), norms).state.partial
+
+    alone, given, wrong = (stepped(own).residual for own in (None, *map(jnp.asarray, (norms[0], norms[0] + 1.0))))
+    np.testing.assert_allclose(given, alone, rtol=1e-6)
+    assert (np.asarray(wrong[1]) > np.asarray(given[1])).all()
+
+
+def test_norms_drawn_in_several_batches_are_the_same(monkeypatch):
+    """What is drawn at once bounds the memory only."""
+    state, node = jax.tree.map(lambda leaf: leaf[0], _start(jax.random.key(3)[None]))
+    problem, state = _with_fresh_data(jax.random.key(4), state, node)
+    problem = eqx.tree_at(lambda it: it.partial.num_missing, problem, problem.partial.num_missing + 9.0)
+    tallies = Adaptation(jnp.zeros_like(state.tau_excess), jnp.zeros(()))
+    chain = Chain(state, small.sums_of(problem, state), jnp.zeros(state.logit_stop.size, jnp.int32), tallies)
+    keys = jax.random.split(jax.random.key(5), 7)
+    at_once = np.asarray(missing_norms(keys, chain, problem))
+    assert at_once.min() > 0.0
+    monkeypatch.setattr(chain_module, "NORMS_AT_ONCE", 3 * at_once.shape[1])
+    np.testing.assert_allclose(missing_norms(keys, chain, problem), at_once, rtol=1e-6)
 
 
 @functools.partial(jax.jit, compiler_options=small.OPTIMISED)

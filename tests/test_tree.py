@@ -56,7 +56,7 @@ def test_subtree_sums_level_by_level(depth, monkeypatch):
     tree = _full(depth)
     values = jnp.asarray(np.random.default_rng(0).integers(0, 100, tree.num_nodes), jnp.float32)
     at_once = tree.subtree_sum(values)
-    monkeypatch.setattr(tree_module, "FEW_NODES", 0)
+    monkeypatch.setattr(tree_module, "FEW_FOR_PAIRS", 0)
     np.testing.assert_array_equal(tree.subtree_sum(values), at_once)
 
 

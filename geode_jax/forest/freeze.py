@@ -10,7 +10,7 @@ from geode_jax.forest.dictionaries import Learned
 from geode_jax.forest.partial_statistics import Grouping, group_rows, reduce_rows, stack_trees
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.statistics import add_cross_fitted, candidate_statistics, without_folds, zero_statistics
-from geode_jax.learning.borrowing import rows_nearby, typical_noise
+from geode_jax.learning.borrowing import rows_nearby, typical_noise, with_unknown
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.borrowed import Borrowed
@@ -158,7 +158,7 @@ def freeze_borrowed(learned: Learned, plan: Plan) -> Borrowed:
             nearby = rows_nearby(training, *pair, noise)
             count[number] = rows * nearby.share
             squared[number] = count[number][:, None] * nearby.signal
-    tables = (count, squared, np.tile(noise, (num_trees, 1)))
+    tables = (count, squared, np.tile(with_unknown(noise, training), (num_trees, 1)))
     return Borrowed(*(jax.device_put(table.astype(training.x.dtype)) for table in tables))
 
 

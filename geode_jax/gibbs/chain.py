@@ -1,14 +1,13 @@
 """One chain: its start, its step, and its draws."""
 
-from functools import partial
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from geode_jax._typing import Array, Float, Int, KeyArray
 from geode_jax.gibbs import missing, rank
-from geode_jax.gibbs.sweep import sweep
+from geode_jax.gibbs.sweep import sweep, sweep_keys
 from geode_jax.math.row_uniforms import uniforms_of_rows
 from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.candidate_statistics import AnyStatistics
@@ -17,6 +16,9 @@ from geode_jax.model.joint import log_joint, sample_log_stop_concentration
 from geode_jax.model.problem import Problem
 from geode_jax.model.state import NodeSums, State, node_sums
 from geode_jax.settings import RankAdaptation
+
+# Chi-squared variables of so many rows and sweeps of a chain are drawn together, which bounds the memory.
+NORMS_AT_ONCE = 2**20
 
 
 class Chain(eqx.Module):
@@ -124,22 +126,28 @@ def rank_uniforms(key: KeyArray, state: State) -> Uniforms:
 
 
 def missing_norms(keys: KeyArray, chain: Chain, problem: Problem) -> Float[Array, "T B"] | None:
-    """What :func:`step` takes in the sweeps of these keys, (T,), from this chain on; None if no features are missing.
+    """What :func:`step` draws of chi-squared variables in the sweeps of these keys, (T,), from this chain on.
 
-    Drawn for all sweeps at once: rejection loops wait for their slowest row, and on a GPU for the host in every round.
+    None if no features are missing. Drawn for many sweeps at once, so that a rejection loop, which waits for its
+    slowest row and on a GPU for the host in every round, is not in every sweep.
     """
     if problem.partial is None:
         return None
     assert chain.state.partial is not None
-    num_missing, rank = problem.partial.num_missing, problem.partial.cross.shape[-1]
+    num_missing, num_columns = problem.partial.num_missing, problem.partial.cross.shape[-1]
     group = (chain.state.partial.turn + jnp.arange(keys.shape[0])) % num_missing.shape[0]
-    own = jax.vmap(lambda key: _step_keys(key)[2])(keys)
-    return jax.vmap(partial(missing.draw_norms, rank=rank))(own, num_missing[group])
+
+    def of_sweep(inputs: tuple[KeyArray, Array]) -> Array:
+        key, group = inputs
+        return missing.draw_norms(sweep_keys(_step_keys(key)[0])[2], num_missing[group], num_columns)
+
+    at_once = max(1, NORMS_AT_ONCE // num_missing.shape[1])
+    return lax.map(of_sweep, (keys, group), batch_size=min(at_once, keys.shape[0]))
 
 
 def _step_keys(key: KeyArray) -> KeyArray:
-    """For the sweep, for the ranks, and for what :func:`missing_norms` draws."""
-    return jax.random.split(key, 3)
+    """For the sweep and for the ranks."""
+    return jax.random.split(key)
 
 
 def step(
@@ -153,9 +161,9 @@ def step(
 ) -> Chain:
     """Sweep number `index`; during warm-up, followed by a step of the rank adaptation.
 
-    `norms`: of this sweep, by :func:`missing_norms`; they are drawn here if it is None.
+    `norms`: of this sweep, by :func:`missing_norms`; if it is None the same ones are drawn here.
     """
-    key_sweep, key_rank, _ = _step_keys(key)
+    key_sweep, key_rank = _step_keys(key)
     state, sums = sweep(key_sweep, chain.state, chain.sums, problem, norms)
     uniforms = rank_uniforms(key_rank, state)
     dimension = rank.draw_dimension(uniforms, sums, state.log_sigma2, problem.is_available, problem.tree)

@@ -70,9 +70,9 @@ def draw_group(
 ) -> tuple[Int[Array, "B"], Float[Array, "B"], Float[Array, "B d"]]:
     """Nodes, E and Z^2 of the rows of one group (no axis G).
 
-    `norms`: what :func:`draw_norms` gives for the group, which may be drawn long before; here if it is None.
+    `norms`: those of :func:`draw_norms` for the same key and the group's rows, where they were drawn before.
     """
-    key_node, key_eta, key_root, key_norms = jax.random.split(key, 4)
+    key_node, key_eta, key_root, _ = _group_keys(key)
     scored = score(state, group, tree)
     slot = _draw_slot(key_node, scored.score)
 
@@ -88,7 +88,7 @@ def draw_group(
     )[..., 0]
     eta = chosen(scored.latent.mean) + sigma * chosen(scored.amplitude) * half
     if norms is None:
-        norms = draw_norms(key_norms, group.num_missing, group.cross.shape[-1])
+        norms = draw_norms(key, group.num_missing, group.cross.shape[-1])
     # the missing noise in units of sigma, in the columns of the root
     w = jax.random.normal(key_root, normal.shape, normal.dtype)
     w = jnp.where(jnp.arange(w.shape[1]) < group.num_missing[:, None], w, 0.0)
@@ -124,10 +124,18 @@ def _draw_slot(key: KeyArray, score: Float[Array, "B M"]) -> Int[Array, "B"]:
     return jnp.where(jnp.isfinite(largest[:, 0]), jnp.minimum(slot, last), 0).astype(jnp.int32)
 
 
+def _group_keys(key: KeyArray) -> KeyArray:
+    """For the nodes, the coordinates, the noise in the columns of the root, and that outside."""
+    return jax.random.split(key, 4)
+
+
 def draw_norms(key: KeyArray, num_missing: Float[Array, "B"], rank: int) -> Float[Array, "B"]:
-    """Squared norm of each row's missing noise outside the root's `rank` columns, over sigma2: chi-squared."""
+    """Squared norm of each row's missing noise outside the root's `rank` columns, over sigma2: chi-squared.
+
+    `key`: that of :func:`draw_group`.
+    """
     freedom = jnp.maximum(num_missing - rank, 0.0)
-    norms = 2.0 * jax.random.gamma(key, 0.5 * jnp.maximum(freedom, 1.0), dtype=num_missing.dtype)
+    norms = 2.0 * jax.random.gamma(_group_keys(key)[3], 0.5 * jnp.maximum(freedom, 1.0), dtype=num_missing.dtype)
     return jnp.where(freedom > 0, norms, 0.0)
 
 

@@ -74,9 +74,9 @@ def _segment(
     """
 
     def one_chain(key: KeyArray, chain: Chain, problem: Problem) -> tuple[Chain, Draw]:
-        def advance(chain: Chain, own: tuple[KeyArray, Array, Array | None]) -> tuple[Chain, Array]:
-            key, index, rest = own
-            chain = step(key, problem, num_warmup, options.adaptation, chain, index, rest)
+        def advance(chain: Chain, of_sweep: tuple[KeyArray, Array, Array | None]) -> tuple[Chain, Array]:
+            sweep_key, index, norms = of_sweep
+            chain = step(sweep_key, problem, num_warmup, options.adaptation, chain, index, norms)
             return chain, draw_of(chain, problem).packed()
 
         # a sweep's randomness depends on the chain's key and the sweep's number only, not on the segment

@@ -21,15 +21,19 @@ def node_uniforms(key: KeyArray, state: State) -> Uniforms:
     return Uniforms(key, signal_and_tau + renewal + noise_and_weights, state.log_sigma2.dtype)
 
 
+def sweep_keys(key: KeyArray) -> KeyArray:
+    """For the nodes, for the complete rows, and for the rows with missing features."""
+    return jax.random.split(key, 3)
+
+
 def sweep(
     key: KeyArray, state: State, sums: NodeSums, problem: Problem, norms: Float[Array, "B"] | None = None
 ) -> tuple[State, NodeSums]:
     """New state and its node sums; `sums` are those of `state`.
 
-    `norms`: those of :func:`geode_jax.gibbs.missing.draw_norms` for the group of rows whose turn it is; drawn here if
-    it is None.
+    `norms`: as in :func:`geode_jax.gibbs.missing.draw_group`.
     """
-    key_nodes, key_rows, key_missing = jax.random.split(key, 3)
+    key_nodes, key_rows, key_missing = sweep_keys(key)
     tree, prior, num_features = problem.tree, problem.prior, problem.num_features
     uniforms = node_uniforms(key_nodes, state)
 

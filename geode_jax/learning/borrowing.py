@@ -19,7 +19,7 @@ from geode_jax.rows.training import Training
 ENOUGH_ROWS = 256
 # In units of the data's variance: what float32 resolves, for data without noise.
 LEAST_NOISE = 1e-7
-# The same where noise cannot be told from signal, as nodes have a direction for every feature that is seen.
+# The same where noise cannot be told from signal.
 UNKNOWN_NOISE = 0.3
 
 
@@ -28,8 +28,7 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
 
     That of the quick mixture (`evidence.py`), in which rows choose their scale as in the sampler, together with one row
     of the noise that the rows have at their own cells: the mixture may leave a scale without rows. A scale without
-    nodes has the noise of the one above it. So far as rows have missing features, one feature counts as unknown: nodes
-    may pass through all that is seen of such rows, and would leave no noise.
+    nodes has the noise of the one above it.
     """
     own, own_freedom = residuals_of_scales(cell_mixture(training, partition, subspaces), partition.depth + 1)
     chosen, freedom = residuals_of_scales(fit_quick_mixture(training, partition, subspaces), partition.depth + 1)
@@ -40,14 +39,19 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
             noise[scale] = (chosen[scale] + one_row) / (freedom[scale] + training.num_features)
         else:
             noise[scale] = noise[scale - 1] if scale > 0 else UNKNOWN_NOISE
-    noise += _share_with_missing(training) * (UNKNOWN_NOISE - noise) / training.num_features
     return np.maximum(noise, LEAST_NOISE)
 
 
-def _share_with_missing(training: Training) -> float:
+def with_unknown(noise: np.ndarray, training: Training) -> np.ndarray:
+    """The typical noise (S,) as a prior may count it: in the share of rows that miss features, one is unknown.
+
+    Filled features have no noise of their own, and where few are seen, nodes pass near all that is seen of a row. Its
+    typical noise is then too small, and intervals of its hidden features would be too narrow.
+    """
     if training.is_observed is None:
-        return 0.0
-    return 1.0 - training.complete.size / training.x.shape[0]
+        return noise
+    share = training.partial.size / training.x.shape[0]
+    return noise + share * (UNKNOWN_NOISE - noise) / training.num_features
 
 
 class Nearby(NamedTuple):

@@ -24,7 +24,10 @@ class Draw(eqx.Module):
     log_joint: Float[Array, "*batch"]
 
     def packed(self) -> Float[Array, "P"]:
-        """All of one draw as a row of numbers: a scan over sweeps then writes one array, not nine."""
+        """All of one draw as a row of numbers: a scan over sweeps then writes one array, not nine.
+
+        In float32, counts beyond 2**24 are rounded, as the sums are that they come from.
+        """
         return jnp.concatenate([leaf.ravel().astype(self.tau.dtype) for leaf in jax.tree.leaves(self)])
 
     @classmethod

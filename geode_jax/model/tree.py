@@ -7,9 +7,9 @@ import numpy as np
 
 from geode_jax._typing import Array, Bool, Float
 
-# Sums over the subtrees of up to so many nodes are one pass over all pairs of nodes, and one kernel on a GPU; of more,
-# sums level by level.
-FEW_NODES = 255
+# For up to this many nodes, subtree sums are one pass over all pairs of nodes: one kernel on a GPU. For more, they go
+# level by level.
+FEW_FOR_PAIRS = 255
 
 
 class Tree(eqx.Module):
@@ -55,7 +55,7 @@ class Tree(eqx.Module):
 
     def subtree_sum(self, values: Array) -> Array:
         """Sum of a node quantity over each node's subtree, itself included, (K,)."""
-        if self.num_nodes <= FEW_NODES:
+        if self.num_nodes <= FEW_FOR_PAIRS:
             return jnp.sum(jnp.where(self._is_below, values, 0.0), axis=1)
         levels = [values[2**s - 1 : 2 ** (s + 1) - 1] for s in range(self.num_scales)]
         total = levels[-1]
