@@ -6,6 +6,7 @@ for memberships). With the identity test this pins the draws to the joint. False
 
 import functools
 import itertools
+from functools import partial
 from unittest import mock
 
 import equinox as eqx
@@ -511,6 +512,28 @@ def test_directions_without_rows_follow_the_prior_soon():
     log_delta = np.asarray(run(state).log_delta[:, -1])
     mean = rank * np.e * special.exp1(1.0)  # of log tau for tau - 1 ~ Exp(1)
     assert abs(log_delta.mean() - mean) < 4.0 * log_delta.std() / np.sqrt(63)
+
+
+def test_a_sweep_in_the_way_of_a_gpu_is_the_sweep():
+    """Where the program depends on the platform, every way gives the same draws."""
+    problem, state = _setting(np.float64)
+
+    def swept():
+        with jax_settings(np.float64):
+            sums = small.sums_of(problem, state)
+            return jax.jit(lambda key: sweep(key, state, sums, problem))(jax.random.key(2))
+
+    ways = []
+
+    def elsewhere(*operands, cpu, default):
+        ways.append(default)
+        return default(*operands)
+
+    expected = swept()
+    with mock.patch.object(jax.lax, "platform_dependent", elsewhere):
+        found = swept()
+    assert len(ways) >= 3
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), found, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

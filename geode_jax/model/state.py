@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from geode_jax._typing import Array, Bool, Count, Float, Int
 from geode_jax.math.lowrank import HIGHEST
@@ -104,10 +105,16 @@ def _sums(node: Array, residual: Array, squared: Array, num_nodes: int, row_bloc
         blocks = (part.reshape(num_blocks, part.shape[0] // num_blocks, *part.shape[1:]) for part in (values, node))
         return jax.vmap(lambda values, node: jax.ops.segment_sum(values, node, num_nodes))(*blocks).sum(axis=0)
 
-    # in one sum: on a GPU each would be three kernels
-    one = jnp.ones_like(residual)
-    sums = total(jnp.concatenate([one[:, None], residual[:, None], squared], axis=1))
-    return NodeSums(count=sums[:, 0], residual=sums[:, 1], squared=sums[:, 2:])
+    def apart(residual: Array, squared: Array) -> NodeSums:
+        return NodeSums(count=total(jnp.ones_like(residual)), residual=total(residual), squared=total(squared))
+
+    def together(residual: Array, squared: Array) -> NodeSums:
+        """A sum of its own takes a GPU three kernels; a CPU would write the columns side by side first."""
+        columns = jnp.ones_like(residual)[:, None], residual[:, None], squared
+        sums = total(jnp.concatenate(columns, axis=1))
+        return NodeSums(count=sums[:, 0], residual=sums[:, 1], squared=sums[:, 2:])
+
+    return lax.platform_dependent(residual, squared, cpu=apart, default=together)
 
 
 def log_normal_constants(
