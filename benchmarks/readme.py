@@ -115,13 +115,13 @@ OLDER = (
     " fits, of the length of chains, of other processes, of coverage, of moments, of programs for a GPU, of"
     " very many features, of chains (mixing), of the prior of the noise and of the soak"
     " come from earlier versions of the code: nodes borrowed nothing, cells had ten rows, chains 500 + 500 sweeps."
-    " Those of digits, of Frey faces and of columns in different units had 200 + 200, where the default is 100 + 100"
+    " Those of digits and of Frey faces had 200 + 200, where the default is 100 + 100"
     " now. That of missing values in training filled these in one round, without deviations. Those of digits"
     " and Frey faces are older than filling in by 8 draws a tree, and their times, and those of filling in after whole"
-    " fits and beside other processes, older than what made it faster. All but that of the prior of the noise were"
-    " measured with Gamma(1/2, 1/2) added to this prior. Times of MNIST, the scenarios, real data, stage one's memory,"
-    " candidate nodes, missing values in training, thinning and the length of chains were measured while other programs"
-    " ran on the machine."
+    " fits and beside other processes, older than what made it faster. All but those of the prior of the noise and of"
+    " columns in different units were measured with Gamma(1/2, 1/2) added to that prior. Times of MNIST, the scenarios,"
+    " real data, stage one's memory, candidate nodes, missing values in training, thinning and the length of chains were"
+    " measured while other programs ran on the machine."
 )
 _PARABOLA = (
     "**The METIS tree of a noisy parabola** (the paper's appendix):\n\n"
