@@ -237,8 +237,8 @@ class Prior:
       intrinsic dimensions.
     - `noise_rows` (default 3.0): how many rows the prior of a scale's noise counts for, with noise that stage one found
       typical of the scale, so that the noise of a scale without rows is like that of the others; at least 1 where
-      `noise_shape` is 0. So far as training rows miss features, one feature of each such row counts as unknown. None,
-      as in the paper, counts none, and `noise_shape` and `noise_rate` are the prior.
+      `noise_shape` is 0. At the root, and so far as training rows miss features, the noise of one feature of each such
+      row counts as unknown. None, as in the paper, counts none, and `noise_shape` and `noise_rate` are the prior.
     - `noise_shape` (default 0.0): what is added to that prior's shape, as by ``1/sigma2 ~ Gamma(noise_shape,
       noise_rate)``, with sigma in units of the data's root-mean-square deviation; above 0 if `noise_rows` is None. The
       paper's 0.5 and 0.5 add the square of one such deviation to the noise's sum of squares. That is much where all

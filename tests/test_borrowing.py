@@ -203,15 +203,30 @@ def test_typical_noise_of_one_feature_is_not_the_least_there_is():
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_rows_with_missing_features_leave_one_unknown(data, share):
-    """Nodes of three directions pass nearly through four features: what these leave is no measure of the noise."""
+    """Nodes of three directions pass nearly through four features: what these leave is no measure of the noise.
+
+    The root's noise has an unknown feature in any case.
+    """
     hidden = data.copy()
     hidden[: round(share * len(data)), [1, 4]] = np.nan
     hidden[:6] = data[:6]
     some = dataclasses.replace(DICTIONARY, max_rank=3)
     noise = np.asarray(geode_jax.learn_forest(jax.random.key(0), hidden, dictionary=some).borrowed.noise)
     incomplete = np.isnan(hidden).any(axis=1).mean()
-    assert (noise > incomplete * 0.3 / 6).all()
-    assert (noise < incomplete * 0.3 / 6 + 0.03).all()
+    unknown = np.array([1.0, incomplete, incomplete]) * 0.3 / 6
+    assert (noise > unknown).all()
+    assert (noise < unknown + 0.03).all()
+
+
+def test_a_row_unlike_all_others_is_not_absurdly_unlikely():
+    """Columns that follow exactly from others leave no noise; the root still takes up a row off their plane."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3)) @ rng.normal(size=(3, 6)) + 1e-4 * rng.normal(size=(120, 6))
+    settings = dataclasses.replace(DICTIONARY, max_rank=5)
+    posterior = geode_jax.fit(jax.random.key(0), x[:100], dictionary=settings, sampler=SAMPLER)
+    inside, outside = geode_jax.log_density(posterior, np.stack([x[100], x[100] + 0.5 * rng.normal(size=6)]))
+    assert inside > 10.0
+    assert outside > -60.0
 
 
 def test_typical_rows_alone_make_the_prior_of_the_noise():

@@ -43,14 +43,16 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
 
 
 def with_unknown(noise: np.ndarray, training: Training) -> np.ndarray:
-    """The typical noise (S,) as a prior may count it: in the share of rows that miss features, one is unknown.
+    """The typical noise (S,) as a prior may count it: of some rows, one feature's noise is unknown.
 
-    Filled features have no noise of their own, and where few are seen, nodes pass near all that is seen of a row. Its
-    typical noise is then too small, and intervals of its hidden features would be too narrow.
+    So it is of all rows at the root, which must be able to take up a row unlike all others. At other scales it is of
+    the share of rows that miss features. Filled features have no noise of their own, and where few are seen, nodes pass
+    near all that is seen of a row: intervals of its hidden features would be too narrow.
     """
-    if training.is_observed is None:
-        return noise
-    share = training.partial.size / training.x.shape[0]
+    share = np.zeros(noise.size)
+    if training.is_observed is not None:
+        share[:] = training.partial.size / training.x.shape[0]
+    share[0] = 1.0
     return noise + share * (UNKNOWN_NOISE - noise) / training.num_features
 
 
