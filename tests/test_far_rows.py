@@ -68,7 +68,11 @@ def test_densities_fall_with_the_distance(posterior):
 
 @ANY_NOISE
 def test_widths_in_float32_are_those_in_float64(posterior):
-    """The same numbers in either type to 3e-3, from the limit of float32 to a million deviations."""
+    """The same numbers in either type to 1e-3, from the limit of float32 to a million deviations.
+
+    Of noise that is not isotropic, and in this fit is small beside the data, to 3e-3.
+    """
+    rtol = 1e-3 if posterior.noise_root is None else 3e-3
     with jax_settings(np.float64):
         wide = distance.in_float64(posterior)
     narrow = _in_float32(wide)
@@ -81,7 +85,7 @@ def test_widths_in_float32_are_those_in_float64(posterior):
         for held in (wide, narrow):
             lower, upper = geode_jax.condition(held, rows).interval(0.9)
             widths.append((upper - lower)[:, 4:])
-        np.testing.assert_allclose(widths[1], widths[0], rtol=3e-3, err_msg=f"{deviations} deviations")
+        np.testing.assert_allclose(widths[1], widths[0], rtol=rtol, err_msg=f"{deviations} deviations")
 
 
 def test_only_far_rows_are_computed_in_float64(posterior):

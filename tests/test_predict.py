@@ -122,8 +122,9 @@ def test_intrinsic_dimension_of_rows(posterior, dense, rows, seen):
     tolerance = 1e-3 if posterior.dtype == np.float32 else 1e-9
     *most, worst = np.sort(np.abs(found - expected).max(axis=1))
     assert max(most) < tolerance
-    # of partial rows, a node far behind the best at the mean of the draws is left out, though one draw may prefer it
-    assert worst < (tolerance if seen.all() else 1.0 / 120)
+    # Of partial rows, a node far behind the best at the mean of the draws is left out, though one draw may prefer it;
+    # here that happens with noise that is not isotropic, at one row.
+    assert worst < (tolerance if seen.all() or posterior.noise_root is None else 1.0 / 120)
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-6)
 
 
