@@ -14,6 +14,7 @@ GEODE_JAX_CUDA=FOLDER python -m benchmarks.gpu_compile [--quick] [--programs NAM
 """
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -29,6 +30,8 @@ import numpy as np
 
 from benchmarks.common import ROOT, write_result
 from benchmarks.tables import load, table
+from geode_jax.forest.device_candidates import _best_nodes
+from geode_jax.forest.device_products import _moments
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import _forest_of_shapes, learn_forest
 from geode_jax.forest.plan import Plan
@@ -54,13 +57,14 @@ Shapes = tuple[Any, ...]
 class Program(NamedTuple):
     """A function to compile, the shapes it is called with, and the bytes that a sweep must read.
 
-    `num_sweeps`: sweeps of a call, 0 if it has none.
+    `num_sweeps`: sweeps of a call, 0 if it has none. `is_double`: whether it computes in float64.
     """
 
     function: Callable[..., Any]
     shapes: Shapes
     bytes_read: int
     num_sweeps: int
+    is_double: bool = False
 
 
 def sampler(num_rows: int, num_features: int, num_trees: int, depth: int, max_rank: int) -> Program:
@@ -134,6 +138,20 @@ def filling(num_rows: int, num_features: int, max_rank: int, in_space: int | Non
     return Program(summary, (Nodes(dictionary, None), draws, seen), 0, 0)
 
 
+def moments(num_rows: int, num_features: int) -> Program:
+    """Mean and scatter of a block of rows, in stage one."""
+    rows = jax.ShapeDtypeStruct((num_rows, num_features), np.float32)
+    return Program(_moments.__wrapped__, (rows, jax.ShapeDtypeStruct((), np.int32)), 0, 0, is_double=True)
+
+
+def candidate_search(num_rows: int, num_features: int, num_nodes: int, rank: int) -> Program:
+    """The 16 best nodes of a block of rows, in stage one."""
+    shapes = (num_nodes, num_features), (num_nodes, num_features, rank), (num_nodes,), (num_nodes,), (num_nodes, rank)
+    nodes = tuple(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
+    rows = jax.ShapeDtypeStruct((num_rows, num_features), np.float32)
+    return Program(functools.partial(_best_nodes.__wrapped__, width=16), (nodes, rows), 0, 0)
+
+
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "6000 rows, 1 tree of 63 nodes, rank 20": lambda: sampler(6000, 100, 1, 5, 20),
     "60,000 rows, 8 trees of 63 nodes, rank 20": lambda: sampler(60_000, 100, 8, 5, 20),
@@ -141,6 +159,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "300 rows with missing values, 2 trees, rank 5": partial_rows,
     "filling in 512 rows, D = 560, rank 100, 8 trees": lambda: filling(512, 560, 100),
     "filling in 8 rows, D = 100,000, rank 60, 8 trees": lambda: filling(8, 100_000, 60, 999),
+    "stage one: moments of 32,768 rows, D = 100": lambda: moments(32_768, 100),
+    "stage one: candidates of 8192 rows, D = 100, 127 nodes": lambda: candidate_search(8192, 100, 127, 20),
 }
 QUICK: dict[str, Callable[[], Program]] = {"200 rows": lambda: sampler(200, 10, 1, 2, 3)}
 
@@ -224,7 +244,8 @@ def compile_for_h100(program: Program) -> tuple[Any, float]:
     card = TopologyDescription(topology._make_compile_only_devices())
     mesh = jax.sharding.Mesh(np.array(card.devices[:1]), ("x",))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    lowered = jax.jit(program.function, in_shardings=whole, out_shardings=whole).lower(*program.shapes)
+    with jax.enable_x64(program.is_double):
+        lowered = jax.jit(program.function, in_shardings=whole, out_shardings=whole).lower(*program.shapes)
     start = time.perf_counter()
     compiled = lowered.compile()
     return compiled, time.perf_counter() - start

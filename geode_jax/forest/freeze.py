@@ -6,6 +6,8 @@ import numpy as np
 
 from geode_jax._runtime.buffers import aligned_zeros, release_free_memory
 from geode_jax._typing import Array
+from geode_jax.forest.device_candidates import search_on_device
+from geode_jax.forest.device_products import DeviceProducts
 from geode_jax.forest.dictionaries import Learned
 from geode_jax.forest.partial_statistics import Grouping, group_rows, reduce_rows, stack_trees
 from geode_jax.forest.plan import Plan
@@ -142,7 +144,9 @@ def _candidates(learned: Learned, number: int, rows: np.ndarray, width: int) -> 
     """The candidates of every row, (rows, width), ascending; padded with K if the tree has fewer nodes."""
     partition, subspaces = learned.partitions[number], learned.subspaces[number]
     candidates = np.full((rows.size, width), len(partition.cells), np.int32)
-    found = search_candidates(learned.training, rows, partition, subspaces, width)
+    by_device = isinstance(learned.training.processes.products, DeviceProducts)
+    search = search_on_device if by_device else search_candidates
+    found = search(learned.training, rows, partition, subspaces, width)
     candidates[:, : found.shape[1]] = found
     return candidates
 

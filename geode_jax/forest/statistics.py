@@ -10,6 +10,8 @@ import numpy as np
 from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax._runtime.threads import parallel_map
 from geode_jax._typing import Array, DTypeLike, Float, Int
+from geode_jax.forest.device_candidates import statistics_on_device
+from geode_jax.forest.device_products import DeviceProducts
 from geode_jax.learning.evidence import statistics_at_node
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out
@@ -109,7 +111,17 @@ def candidate_statistics(
             found = statistics_at_node(training, members, trees[tree], number)
             residual[tree, shard, here], squared[tree, shard, here] = found
 
-    parallel_map(learn, itertools.product(range(len(trees)), range(num_shards), range(num_nodes)))
+    if isinstance(training.processes.products, DeviceProducts):
+        size = num_places // num_shards
+        for own, nodes, layout, *stores in zip(trees, candidates, layouts, residual, squared, strict=True):
+            for at, *values in statistics_on_device(training, rows, own, nodes):
+                is_pair = nodes[at] < num_nodes
+                shard = np.broadcast_to(at[:, None] // size, is_pair.shape)[is_pair]
+                place = layout.position[:, at].T[is_pair]
+                for store, found in zip(stores, values, strict=True):
+                    store[shard, place] = found[is_pair]
+    else:
+        parallel_map(learn, itertools.product(range(len(trees)), range(num_shards), range(num_nodes)))
     block_node = np.stack([layout.block_node for layout in layouts])
     position = np.stack([layout.position for layout in layouts])
     counts = np.full(len(trees), num_rows, np.int32)

@@ -59,6 +59,12 @@ class QuickMixture(NamedTuple):
     has_direction: np.ndarray
     freedom: np.ndarray
 
+    def of_complete_rows(self, num_features: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """C (K',), p (K',) and q (K', d): `log_densities` of complete rows are ``c - p residual - squared @ q``."""
+        ratio = np.where(self.has_direction, self.variance / self.noise[:, None], 1.0)
+        spread = num_features * np.log(2 * np.pi * self.noise) + np.log(ratio).sum(axis=1)
+        return self.log_weight - 0.5 * spread, 0.5 / self.noise, 0.5 * self.has_direction / self.variance
+
     def log_densities(self, rows: HeldOutStatistics) -> np.ndarray:
         """``log pi + log N`` of rows at the nodes, (K', m), from their statistics there."""
         ratio = np.where(self.has_direction, self.variance / self.noise[:, None], 1.0)

@@ -15,6 +15,7 @@ from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Parts
 from geode_jax.rows.processes import NUMBERS_AT_ONCE, Processes
+from geode_jax.rows.products import BY_NUMPY, Products
 from geode_jax.rows.view import Rows
 
 # Memory for the moments of several scales. Where those of one scale take more, each node reads its own rows.
@@ -56,16 +57,14 @@ def joined(one: Moments, other: Moments) -> Moments:
     return Moments(num_rows, one.mean + share[:, None] * apart, scatter, max(one.largest, other.largest))
 
 
-def moments_of(x: Rows, rows: np.ndarray) -> Moments:
+def moments_of(x: Rows, rows: np.ndarray, products: Products = BY_NUMPY) -> Moments:
     """Moments of some rows of x, (n, D), as one part; in blocks: no copy of the rows is made."""
     num_features = x.shape[1]
     found: Moments | None = None
-    for some in slices(rows.size, num_features):
+    for some in slices(rows.size, num_features, numbers=products.block_numbers):
         block = x[rows[some]]
-        largest = float(np.abs(block).max())
-        mean = block.mean(axis=0, dtype=np.float64)
-        centred = block - mean
-        own = Moments(np.array([len(block)]), mean[None], (centred.T @ centred)[None], largest)
+        mean, scatter = products.moments(block)
+        own = Moments(np.array([len(block)]), mean[None], scatter[None], float(np.abs(block).max()))
         found = own if found is None else joined(found, own)
     if found is None:
         return Moments(np.zeros(1, int), np.zeros((1, num_features)), np.zeros((1, num_features, num_features)), 0.0)
@@ -158,6 +157,7 @@ class MomentSums:
         number, part = self._parts.number, self._parts.of_row
         cells = [self._partition.cell(node) for node in nodes]
         pieces = [rows[part[rows] == own] for rows in cells for own in range(number)]
-        found = parallel_map(lambda rows: moments_of(self._x, rows), pieces)
+        processes = self._partition.processes
+        found = parallel_map(lambda rows: moments_of(self._x, rows, processes.products), pieces)
         own = [_as_parts(found[start : start + number]) for start in range(0, len(found), number)]
-        return over_processes(own, self._partition.processes)
+        return over_processes(own, processes)

@@ -33,6 +33,7 @@ from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import each_fold, fold_sizes
 from geode_jax.rows.processes import ALONE, Processes
+from geode_jax.rows.products import Products
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Product, Rows, View, as_array
 
@@ -118,10 +119,11 @@ def learn_covariances(x: Rows, folds: np.ndarray, processes: Processes = ALONE) 
 
 def _moments(x: Rows, rows: np.ndarray, processes: Processes) -> _Moments:
     total, products = np.zeros(x.shape[1]), np.zeros((x.shape[1], x.shape[1]))
-    for block in slices(rows.size, x.shape[1]):
-        values = x[rows[block]].astype(np.float64)
-        total += values.sum(axis=0)
-        products += values.T @ values
+    for block in slices(rows.size, x.shape[1], numbers=processes.products.block_numbers):
+        mean, scatter = processes.products.moments(x[rows[block]])
+        number = block.stop - block.start
+        total += number * mean
+        products += scatter + number * np.outer(mean, mean)
     size = int(processes.total(np.array([rows.size]))[0])
     return _Moments(float(size), processes.total(total), processes.total(products))
 
@@ -160,7 +162,7 @@ def learn_whitened_subspaces(
 
     for number, root in enumerate(roots):
         on_share(number / len(holdouts))
-        whitened = _whitened(x, root, scratch)
+        whitened = _whitened(x, root, scratch, processes.products)
         shared = learn_root(whitened, trees[0][1], folds, [holdouts[number]], processes)
         # whole trees side by side: the few cells of a tree's first scales would leave cores idle
         learn_tree = functools.partial(learn, whitened, number=number, shared=shared)
@@ -173,13 +175,13 @@ def _scratch(x: Rows, processes: Processes) -> np.ndarray | None:
     return None if isinstance(x, View) and not processes.is_alone else np.empty(x.shape, x.dtype)
 
 
-def _whitened(x: Rows, root: NoiseRoot, scratch: np.ndarray | None) -> Rows:
+def _whitened(x: Rows, root: NoiseRoot, scratch: np.ndarray | None, products: Products) -> Rows:
     """Rows whitened by a root: written to `scratch`, or computed when they are read."""
     if scratch is None:
         return Product(x, [root.whitening])
     matrix = root.whitening.astype(x.dtype)
-    for rows in slices(*x.shape):
-        np.matmul(x[rows], matrix, out=scratch[rows])
+    for rows in slices(*x.shape, numbers=products.block_numbers):
+        scratch[rows] = products.product(x[rows], matrix)
     return scratch
 
 
@@ -229,7 +231,7 @@ def _residuals_along_axes(
     square, share = np.zeros(x.shape[1]), np.full(x.shape[1], np.finfo(x.dtype).eps)
     scratch = _scratch(x, cells.processes)
     for fold, root in enumerate(roots):
-        whitened = _whitened(x, root, scratch)
+        whitened = _whitened(x, root, scratch, cells.processes.products)
         found = learn_subspaces(whitened, cells, options, folds, [(fold,)])
         for node in range(len(cells.cells)):
             rows = cells.cell(node)

@@ -23,6 +23,7 @@ from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, each_fold, fold_sizes, kept_rows
 from geode_jax.rows.processes import ALONE, Processes
+from geode_jax.rows.products import Products
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows
 
@@ -97,19 +98,19 @@ def _mean_squares(
 ) -> tuple[np.ndarray, float]:
     """Mean squared coordinates, (r,), and mean squared norm of the used rows, about the centre."""
     squares, total, count = np.zeros(basis.shape[1]), 0.0, int(is_used.sum())
-    for rows in slices(*x.shape):
+    for rows in slices(*x.shape, numbers=processes.products.block_numbers):
         centred = x[rows][is_used[rows]] - centre
-        squares += np.square(centred @ basis, dtype=np.float64).sum(axis=0)
+        squares += np.square(processes.products.product(centred, basis), dtype=np.float64).sum(axis=0)
         total += float(np.square(centred, dtype=np.float64).sum())
     *sums, number = processes.total(np.array([*squares, total, count]))
     return np.array(sums[:-1]) / number, float(sums[-1] / number)
 
 
-def _coordinates(x: Rows, centre: np.ndarray, basis: np.ndarray) -> np.ndarray:
+def _coordinates(x: Rows, centre: np.ndarray, basis: np.ndarray, products: Products) -> np.ndarray:
     """Coordinates of the rows, (n, r), computed in blocks: no centred copy of all rows is made."""
     found = np.empty((x.shape[0], basis.shape[1]), np.result_type(x.dtype, centre, basis))
-    for rows in slices(*x.shape):
-        found[rows] = (x[rows] - centre) @ basis
+    for rows in slices(*x.shape, numbers=products.block_numbers):
+        found[rows] = products.product(x[rows] - centre, basis)
     return found
 
 
@@ -134,7 +135,7 @@ def learn_subspaces_in_span(
     bases = aligned_zeros((num_holdouts, num_nodes, num_features, num_directions), x.dtype)
     ranks = np.full((num_holdouts, num_nodes), 0, dtype=np.int32)
     for number, (centre, basis, holdout) in enumerate(zip(span.centres, span.bases, holdouts, strict=True)):
-        coordinates = _coordinates(x, centre, basis)
+        coordinates = _coordinates(x, centre, basis, processes.products)
         cells = tuple(None if rows is None else rows[kept_rows(rows, folds, [holdout])[0]] for rows in partition.cells)
         sizes = processes.total(np.array([0 if rows is None else rows.size for rows in cells]))
         # a cell that the holdout leaves without rows gets a centre, of all its rows, but no directions

@@ -20,6 +20,7 @@ from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, Parts, each_fold, kept_rows
 from geode_jax.rows.processes import ALONE, NUMBERS_AT_ONCE, Processes
+from geode_jax.rows.products import Products
 from geode_jax.rows.view import Rows
 
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
@@ -284,11 +285,11 @@ class _Cells:
             else:
                 by_mask = functools.partial(_randomised_over_processes, x, rows, rank, seed, self._processes)
         elif self._processes.is_alone:
-            by_mask = _by_gram(x, rows, rank)
+            by_mask = _by_gram(x, rows, rank, self._processes.products)
         else:
             cell = self._joined.pop(node, None) or self._join([node])[node]
             everyones = np.arange(size)
-            by_mask = _by_gram(cell.x, everyones, rank)
+            by_mask = _by_gram(cell.x, everyones, rank, self._processes.products)
             kept = kept_rows(everyones, None if self._folds is None else cell.folds, self._holdouts)
         return lambda out, prior: by_mask(kept[out], prior)
 
@@ -360,17 +361,17 @@ def _mean(x: Rows, rows: np.ndarray) -> np.ndarray:
     return sum(block.sum(axis=0, dtype=np.float64) for block in _blocks(x, rows)) / rows.size
 
 
-def _by_gram(x: Rows, rows: np.ndarray, rank: int) -> Callable[[np.ndarray, Spectrum], Cell]:
+def _by_gram(x: Rows, rows: np.ndarray, rank: int, products: Products) -> Callable[[np.ndarray, Spectrum], Cell]:
     """Eigenvectors of the Gram matrix of the rows, which is computed once for all folds."""
     tolerance = Tolerance.of(x, rows.size, _largest(_blocks(x, rows)))
     origin = _mean(x, rows)
 
     def columns() -> Iterator[tuple[slice, np.ndarray]]:
         """Centred features in float64, a few at a time: no copy of the rows is made."""
-        for some in slices(x.shape[1], rows.size):
+        for some in slices(x.shape[1], rows.size, numbers=products.block_numbers):
             yield some, x[rows, some] - origin[some]
 
-    gram = sum(block @ block.T for _, block in columns())
+    gram = sum((products.inner(block) for _, block in columns()), np.zeros(()))
 
     def learn(mask: np.ndarray, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
         count, num_extra = int(mask.sum()), prior.variances.size

@@ -16,6 +16,7 @@ from scipy.sparse import csgraph
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.processes import ALONE, Processes
+from geode_jax.rows.products import Products
 from geode_jax.rows.view import Rows
 
 
@@ -62,7 +63,7 @@ class Partition(NamedTuple):
     def divided(self, processes: Processes) -> "Partition":
         """The same partition, of all rows, with this process's rows in the cells."""
         if processes.is_alone:
-            return self
+            return self._replace(processes=processes)
         sizes = np.array([0 if rows is None else rows.size for rows in self.cells])
         cells = (None if rows is None else processes.own(rows) for rows in self.cells)
         return Partition(self.depth, tuple(cells), processes, sizes)
@@ -121,7 +122,7 @@ def route_rows(
     `min_cell_size` rows.
     """
     depth = partition.depth
-    path = _paths(x, sample, partition)
+    path = _paths(x, sample, partition, processes.products)
     is_own = np.isin(known, processes.own(known) + processes.start)
     path[processes.own(known)] = partition.leaf_order()[is_own]
     at_leaf = processes.total(np.bincount(path, minlength=2**depth))
@@ -139,7 +140,7 @@ def route_rows(
     return Partition(depth, tuple(cells), processes, sizes)
 
 
-def _paths(x: Rows, sample: np.ndarray, partition: Partition) -> np.ndarray:
+def _paths(x: Rows, sample: np.ndarray, partition: Partition, products: Products) -> np.ndarray:
     """The position of every row's leaf, as in `leaf_order`, (n,): its bits are the turns from the root down."""
     present = partition.is_present
     splits = np.array([node for node in range(2**partition.depth - 1) if present[2 * node + 1]], dtype=int)
@@ -156,12 +157,12 @@ def _paths(x: Rows, sample: np.ndarray, partition: Partition) -> np.ndarray:
     path = np.zeros(x.shape[0], dtype=int)
 
     def route(some: slice) -> None:
-        is_right = np.pad(x[some] @ toward.T > middle, [(0, 0), (0, 1)])
+        is_right = np.pad(products.product(x[some], toward.T) > middle, [(0, 0), (0, 1)])
         own, row = path[some], np.arange(is_right.shape[0])
         for scale in range(partition.depth):
             own[:] = 2 * own + is_right[row, column[2**scale - 1 + own]]
 
-    parallel_map(route, slices(x.shape[0], x.shape[1] + splits.size))
+    parallel_map(route, slices(x.shape[0], x.shape[1] + splits.size, numbers=products.block_numbers))
     return path
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from geode_jax.rows.products import BY_NUMPY, Products
+
 # Numbers of other processes' rows that are in memory twice, in float64.
 NUMBERS_AT_ONCE = 2**22
 
@@ -21,12 +23,13 @@ class Processes:
     """P processes.
 
     `sizes`: how many rows each holds. `index`: which of them this is. `add`: gives the sum of everyone's arrays, (m,)
-    in float64; None where one process holds all rows.
+    in float64; None where one process holds all rows. `products`: who computes those of this process's rows.
     """
 
     sizes: tuple[int, ...]
     index: int
     add: Callable[[np.ndarray], np.ndarray] | None
+    products: Products = BY_NUMPY
 
     @property
     def is_alone(self) -> bool:
