@@ -20,7 +20,8 @@ from benchmarks.tables import load
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array
 from geode_jax.gibbs import membership, noise, rank, shrinkage, signal, tree_weights
-from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, rank_uniforms, step
+from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, rank_uniforms, step, without_rows
+from geode_jax.gibbs.packing import packed, unpacked
 from geode_jax.gibbs.sweep import node_uniforms
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.problem import Problem
@@ -67,10 +68,11 @@ def blocks() -> dict[str, Callable[[Array, Chain, Problem], Any]]:
 
     def ranks(key: Array, chain: Chain, problem: Problem) -> Any:
         uniforms = rank_uniforms(key, chain.state)
-        return (
-            rank.draw_dimension(uniforms, chain.sums, chain.state.log_sigma2, problem.is_available, problem.tree),
-            rank.adapt(uniforms, chain.state, problem.is_available, jnp.asarray(100), adaptation)[:2],
-        )
+        return rank.adapt(uniforms, chain.state, problem.is_available, jnp.asarray(100), adaptation)[:2]
+
+    def kept(key: Array, chain: Chain, problem: Problem) -> Any:
+        draw = draw_of(key, chain, problem)
+        return draw.log_joint, draw.dimension
 
     return {
         "floor": lambda key, chain, problem: jnp.sum(problem.statistics.squared * chain.state.tau_excess[0, 0]),
@@ -92,7 +94,7 @@ def blocks() -> dict[str, Callable[[Array, Chain, Problem], Any]]:
             node_uniforms(key, chain.state), chain.state, chain.sums, problem.tree, problem.prior
         ),
         "ranks": ranks,
-        "what is kept": lambda key, chain, problem: draw_of(chain, problem).log_joint,
+        "what is kept": kept,
     }
 
 
@@ -126,9 +128,12 @@ def whole_sweeps(chain: Chain, problem: Problem, repeats: int) -> Callable[[], A
     def run(chain: Chain, problem: Problem) -> tuple[Chain, Any]:
         def again(chain: Chain, index: Array) -> tuple[Chain, Any]:
             chain = step(jax.random.key(index), problem, jnp.asarray(10**6), RankAdaptation(), chain, index)
-            return chain, draw_of(chain, problem).packed()
+            return chain, packed(without_rows(chain), chain.state.log_sigma2.dtype)
 
-        return jax.lax.scan(again, chain, jnp.arange(repeats))
+        index = jnp.arange(repeats)
+        chain, rows = jax.lax.scan(again, chain, index)
+        kept = unpacked(rows, jax.eval_shape(without_rows, chain))
+        return chain, jax.vmap(draw_of, in_axes=(0, 0, None))(jax.vmap(jax.random.key)(index), kept, problem)
 
     return lambda: run(chain, problem)
 

@@ -20,7 +20,8 @@ from scipy import special, stats
 
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.gibbs import membership, noise, shrinkage, signal, tree_weights
-from geode_jax.gibbs.chain import Chain, initial_chain, step
+from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
+from geode_jax.gibbs.packing import packed, unpacked
 from geode_jax.gibbs.sweep import node_uniforms, sweep
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.draw import Adaptation, Draw
@@ -537,7 +538,7 @@ def test_a_sweep_in_the_way_of_a_gpu_is_the_sweep():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_packed_draws_are_the_draws(dtype):
+def test_packed_values_are_the_values(dtype):
     """Of every type, and values that no arithmetic keeps."""
     with jax_settings(dtype):
         log_weights = jnp.asarray([-jnp.inf, 0.0, -1.5], dtype)
@@ -553,17 +554,18 @@ def test_packed_draws_are_the_draws(dtype):
             log_joint=jnp.asarray(-123456.0, dtype),
         )
         other = eqx.tree_at(lambda it: it.count, one, one.count + 5 * (one.count < 9))
-        found = Draw.unpacked(jnp.stack([one.packed(), other.packed()]), jax.eval_shape(lambda: one))
+        rows = jnp.stack([packed(own, dtype) for own in (one, other)])
+        found = unpacked(rows, jax.eval_shape(lambda: one))
         expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), one, other)
         assert jax.tree.map(lambda leaf: leaf.dtype, found) == jax.tree.map(lambda leaf: leaf.dtype, expected)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_a_sweep_uses_the_uniform_variables_that_it_draws():
-    """None twice, and none drawn for nothing."""
+    """None twice, and none drawn for nothing: those that a step leaves are those of the dimensions."""
     problem, state = _setting(np.float32)
     held = []
-    original = small.Uniforms.__init__
+    original, take = small.Uniforms.__init__, small.Uniforms.take
 
     def noted(self, *arguments):
         original(self, *arguments)
@@ -571,9 +573,13 @@ def test_a_sweep_uses_the_uniform_variables_that_it_draws():
 
     with mock.patch.object(small.Uniforms, "__init__", noted):
         tallies = Adaptation(jnp.zeros_like(state.tau_excess), jnp.zeros(()))
-        chain = Chain(state, small.sums_of(problem, state), jnp.zeros(7, jnp.int32), tallies)
-        number = jnp.asarray(0)
-        jax.eval_shape(lambda key: step(key, problem, number, RankAdaptation(), chain, number), jax.random.key(0))
-    assert [uniforms.left for uniforms in held] == [0, 0]
+        chain = Chain(state, small.sums_of(problem, state), tallies)
+        number, used = jnp.asarray(0), []
+        with mock.patch.object(small.Uniforms, "take", lambda self, *shape: used.append(shape) or take(self, *shape)):
+            jax.eval_shape(lambda key: step(key, problem, number, RankAdaptation(), chain, number), jax.random.key(0))
+            jax.eval_shape(lambda key: draw_of(key, chain, problem), jax.random.key(0))
+    assert [uniforms.left for uniforms in held] == [0, 0, 1 + 7]
+    assert used[-1] == (7, 1)  # the first ones, which the step hands to nobody
+    assert (7,) in used
     with pytest.raises(ValueError, match="only 0 are left"):
         held[0].take(1)

@@ -168,7 +168,7 @@ def test_norms_drawn_ahead_are_those_of_the_groups_in_turn():
 
     def chain(state):
         tallies = Adaptation(jnp.zeros_like(state.tau_excess), jnp.zeros(()))
-        return Chain(state, small.sums_of(problem, state), jnp.zeros(state.logit_stop.size, jnp.int32), tallies)
+        return Chain(state, small.sums_of(problem, state), tallies)
 
     keys = jax.random.split(key_run, 4000)
     norms = np.asarray(missing_norms(keys, chain(state), problem))
@@ -193,7 +193,7 @@ def test_norms_drawn_in_several_batches_are_the_same(monkeypatch):
     problem, state = _with_fresh_data(jax.random.key(4), state, node)
     problem = eqx.tree_at(lambda it: it.partial.num_missing, problem, problem.partial.num_missing + 9.0)
     tallies = Adaptation(jnp.zeros_like(state.tau_excess), jnp.zeros(()))
-    chain = Chain(state, small.sums_of(problem, state), jnp.zeros(state.logit_stop.size, jnp.int32), tallies)
+    chain = Chain(state, small.sums_of(problem, state), tallies)
     keys = jax.random.split(jax.random.key(5), 7)
     at_once = np.asarray(missing_norms(keys, chain, problem))
     assert at_once.min() > 0.0

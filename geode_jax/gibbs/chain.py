@@ -22,11 +22,10 @@ NORMS_AT_ONCE = 2**20
 
 
 class Chain(eqx.Module):
-    """What one sweep passes to the next, and the last draw of each node's intrinsic dimension."""
+    """What one sweep passes to the next."""
 
     state: State
     sums: NodeSums
-    dimension: Int[Array, "K"]
     adaptation: Adaptation
 
 
@@ -83,7 +82,7 @@ def initial_chain(key: KeyArray, problem: Problem) -> Chain:
     log_sigma2 = jnp.log(jnp.where(level > 1e-6, level, overall)) + jitter
     state = eqx.tree_at(lambda it: it.log_sigma2, state, log_sigma2)
     tallies = Adaptation(jnp.zeros(shape, dtype), jnp.zeros((), dtype))
-    return Chain(state, sums, jnp.zeros(shape[0], jnp.int32), tallies)
+    return Chain(state, sums, tallies)
 
 
 def _draw_per_row(key: KeyArray, log_weights: Float[Array, "S"], statistics: AnyStatistics) -> Int[Array, "n"]:
@@ -95,19 +94,36 @@ def _draw_per_row(key: KeyArray, log_weights: Float[Array, "S"], statistics: Any
     return jnp.argmax(log_weights - jnp.log(-jnp.log(uniform)), axis=1)
 
 
-def draw_of(chain: Chain, problem: Problem) -> Draw:
-    """The draw that is stored of the chain's current state."""
-    state = chain.state
+def without_rows(chain: Chain) -> Chain:
+    """What :func:`draw_of` takes of a chain: nothing of the size of the data, no tallies."""
+    none = jnp.zeros(0, jnp.int32)
+    return eqx.tree_at(
+        lambda it: (it.state.node, it.state.log_ratio, it.state.partial, it.adaptation),
+        chain,
+        (none, none, None, None),
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+def draw_of(key: KeyArray, chain: Chain, problem: Problem) -> Draw:
+    """The draw that is stored of a chain; `key`: that of the :func:`step` to it.
+
+    It adds each node's intrinsic dimension, on which no later sweep depends, and the log joint. So draws are made of
+    many sweeps at once, in few large kernels.
+    """
+    state, sums = chain.state, chain.sums
+    uniforms = rank_uniforms(_step_keys(key)[1], state)
+    dimension = rank.draw_dimension(uniforms, sums, state.log_sigma2, problem.is_available, problem.tree)
     return Draw(
         neg_log_u=state.neg_log_u,
         tau=1.0 + state.tau_excess,
         log_sigma2=state.log_sigma2,
         log_weights=problem.tree.log_weights(state.logit_stop, state.logit_right),
         log_stop_concentration=state.log_stop_concentration,
-        count=chain.sums.count.astype(jnp.int32),
+        count=sums.count.astype(jnp.int32),
         is_active=state.is_active,
-        dimension=chain.dimension,
-        log_joint=log_joint(state, chain.sums, problem),
+        dimension=dimension,
+        log_joint=log_joint(state, sums, problem),
     )
 
 
@@ -121,7 +137,7 @@ def _tally(old: Adaptation, count: Array, has_passed: Array, is_tallied: Array) 
 
 
 def rank_uniforms(key: KeyArray, state: State) -> Uniforms:
-    """As many as the draw of the dimensions and a step of the rank adaptation take."""
+    """As many as the draw of the dimensions takes, and after it a step of the rank adaptation."""
     return Uniforms(key, 1 + 2 * state.log_neg_log_u.shape[0], state.log_sigma2.dtype)
 
 
@@ -165,10 +181,10 @@ def step(
     """
     key_sweep, key_rank = _step_keys(key)
     state, sums = sweep(key_sweep, chain.state, chain.sums, problem, norms)
-    uniforms = rank_uniforms(key_rank, state)
-    dimension = rank.draw_dimension(uniforms, sums, state.log_sigma2, problem.is_available, problem.tree)
     if adaptation is None:
-        return Chain(state, sums, dimension, chain.adaptation)
+        return Chain(state, sums, chain.adaptation)
+    uniforms = rank_uniforms(key_rank, state)
+    uniforms.take(problem.tree.num_nodes)  # those of the dimensions
     adapted, is_taken, has_passed = rank.adapt(uniforms, state, problem.is_available, index, adaptation)
     in_warmup = index < num_warmup
     # the first half of warm-up still depends on the start
@@ -176,6 +192,5 @@ def step(
     return Chain(
         state=jax.tree.map(lambda new, old: jnp.where(in_warmup, new, old), adapted, state),
         sums=sums,
-        dimension=dimension,
         adaptation=_tally(chain.adaptation, sums.count, has_passed, is_tallied),
     )

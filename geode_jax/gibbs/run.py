@@ -16,7 +16,8 @@ from geode_jax._files.checkpoint import Checkpoint, Found
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.compilation import drop_programs_if_many, quickly_compiled
 from geode_jax._typing import Array, Int, KeyArray
-from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, missing_norms, step
+from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, missing_norms, step, without_rows
+from geode_jax.gibbs.packing import packed, unpacked
 from geode_jax.gibbs.sharding import (
     BY_CHAIN,
     BY_TREE,
@@ -77,13 +78,14 @@ def _segment(
         def advance(chain: Chain, of_sweep: tuple[KeyArray, Array, Array | None]) -> tuple[Chain, Array]:
             sweep_key, index, norms = of_sweep
             chain = step(sweep_key, problem, num_warmup, options.adaptation, chain, index, norms)
-            return chain, draw_of(chain, problem).packed()
+            return chain, packed(without_rows(chain), chain.state.log_sigma2.dtype)
 
         # a sweep's randomness depends on the chain's key and the sweep's number only, not on the segment
         index = first + jnp.arange(options.length)
         keys = jax.vmap(partial(jax.random.fold_in, key))(index)
         chain, rows = lax.scan(advance, chain, (keys, index, missing_norms(keys, chain, problem)))
-        return chain, Draw.unpacked(rows, jax.eval_shape(draw_of, chain, problem))
+        kept = unpacked(rows, jax.eval_shape(without_rows, chain))
+        return chain, jax.vmap(draw_of, in_axes=(0, 0, None))(keys, kept, problem)
 
     over_chains = jax.vmap(one_chain, in_axes=(0, 0, None))
     mesh = options.mesh

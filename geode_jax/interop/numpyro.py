@@ -105,7 +105,8 @@ class GeodeKernel(MCMCKernel):
             key, key_start = jax.random.split(key)
             keys = jax.random.split(key_start, self.forest.num_trees)
             chain = jax.vmap(initial_chain)(keys, problem)
-            return self._state(key, chain, jnp.zeros((), jnp.int32), jnp.asarray(num_warmup, jnp.int32), problem)
+            number = jnp.zeros((), jnp.int32)
+            return self._state(key, keys, chain, number, jnp.asarray(num_warmup, jnp.int32), problem)
 
         return start(rng_key) if is_prng_key(rng_key) else jax.vmap(start)(rng_key)
 
@@ -119,8 +120,9 @@ class GeodeKernel(MCMCKernel):
             def one_tree(key: KeyArray, problem: Problem, chain: Chain) -> Chain:
                 return step(key, problem, state.num_warmup, self._sampler.adaptation, chain, state.sweep)
 
-            chain = jax.vmap(one_tree)(jax.random.split(key_step, self.forest.num_trees), problem, state.chain)
-            return self._state(key, chain, state.sweep + 1, state.num_warmup, problem)
+            keys = jax.random.split(key_step, self.forest.num_trees)
+            chain = jax.vmap(one_tree)(keys, problem, state.chain)
+            return self._state(key, keys, chain, state.sweep + 1, state.num_warmup, problem)
 
         return advance(state) if state.sweep.ndim == 0 else jax.vmap(advance)(state)
 
@@ -157,8 +159,11 @@ class GeodeKernel(MCMCKernel):
     def _problem(self, model_args: tuple[Any, ...]) -> Problem:
         return check_instance(model_args[0], "problem", Problem) if model_args else self.problem
 
-    def _state(self, key: KeyArray, chain: Chain, sweep: Array, num_warmup: Array, problem: Problem) -> KernelState:
-        draw = jax.vmap(draw_of)(chain, problem)
+    def _state(
+        self, key: KeyArray, keys: KeyArray, chain: Chain, sweep: Array, num_warmup: Array, problem: Problem
+    ) -> KernelState:
+        """`keys`: those of the trees' last steps."""
+        draw = jax.vmap(draw_of)(keys, chain, problem)
         # NumPyro's summaries take quantiles, which booleans have none of
         fields = {**vars(draw), "is_active": draw.is_active.astype(jnp.int32)}
         return KernelState(fields, -draw.log_joint.sum(), chain, sweep, num_warmup, key)

@@ -1,11 +1,6 @@
 """What is stored of a chain: its draws, and tallies of the rank adaptation."""
 
-import math
-
 import equinox as eqx
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from geode_jax._typing import Array, Bool, Float, Int
 
@@ -22,22 +17,6 @@ class Draw(eqx.Module):
     is_active: Bool[Array, "*batch K d"]
     dimension: Int[Array, "*batch K"]
     log_joint: Float[Array, "*batch"]
-
-    def packed(self) -> Float[Array, "P"]:
-        """All of one draw as a row of numbers: a scan over sweeps then writes one array, not nine.
-
-        In float32, counts beyond 2**24 are rounded, as the sums are that they come from.
-        """
-        return jnp.concatenate([leaf.ravel().astype(self.tau.dtype) for leaf in jax.tree.leaves(self)])
-
-    @classmethod
-    def unpacked(cls, rows: Float[Array, "T P"], like: "Draw") -> "Draw":
-        """The draws in rows of :meth:`packed`; `like`: shapes and types of one."""
-        leaves, structure = jax.tree.flatten(like)
-        ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
-        parts = jnp.split(rows, ends[:-1].tolist(), axis=1)
-        arrays = [part.reshape(-1, *leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
-        return jax.tree.unflatten(structure, arrays)
 
 
 class Adaptation(eqx.Module):
