@@ -56,7 +56,7 @@ LAZY = {
     "matplotlib.figure": {"demo.digits"},
     "geode_jax.interop.plots": {"demo.digits"},
     "pyarrow": {"cli.tables"},
-    "pyarrow.parquet": {"cli.tables"},
+    "pyarrow.parquet": {"_files.parquet"},
 }
 
 

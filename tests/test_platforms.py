@@ -1,6 +1,7 @@
 """Programs for devices that are not at hand: they lower for a GPU and a TPU, and hold nothing that these lack."""
 
 import re
+from functools import partial
 
 import jax
 import numpy as np
@@ -8,6 +9,9 @@ import pytest
 from conftest import DICTIONARY
 
 import geode_jax
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.forest.device_candidates import _best_nodes, _statistics_at
+from geode_jax.forest.device_products import _inner, _moments, _product
 from geode_jax.gibbs.run import SegmentOptions, _segment, _start
 from geode_jax.settings import Prior, RankAdaptation, SamplerSettings
 
@@ -51,3 +55,22 @@ def test_only_a_cpu_draws_a_node_by_one_comparison_after_another(lowered):
     count = {platform: len(re.findall("stablehlo.compare", text)) for platform, text in lowered.items()}
     assert count["cpu"] > count["cuda"] + 50
     assert count["cuda"] == count["tpu"]
+
+
+def test_stage_one_for_a_gpu_has_no_libraries_and_float64_for_sums_only():
+    def real(*shape):
+        return jax.ShapeDtypeStruct(shape, np.float32)
+
+    nodes = real(7, 10), real(7, 10, 3)
+    programs = {
+        "moments": (_moments, (real(64, 10), jax.ShapeDtypeStruct((), np.int32))),
+        "inner": (_inner, (real(64, 10),)),
+        "product": (_product, (real(64, 10), real(10, 3))),
+        "best nodes": (partial(_best_nodes, width=2), ((*nodes, real(7), real(7), real(7, 3)), real(64, 10))),
+        "statistics": (_statistics_at, (*nodes, real(64, 10), jax.ShapeDtypeStruct((64, 2), np.int32))),
+    }
+    for name, (function, shapes) in programs.items():
+        with jax_settings(np.float64 if name == "moments" else np.float32):
+            text = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+        assert not re.findall(r"custom_call @([\w.]+)", text), name
+        assert ("f64" in text) == (name == "moments"), name

@@ -1,16 +1,20 @@
 """Rows in other coordinates without a copy of them all, and stage one of a file that is mapped into memory."""
 
+import sys
 import tracemalloc
 from unittest import mock
 
 import equinox as eqx
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import geode_jax
 from geode_jax._checks import check_training_data, is_memory_mapped
+from geode_jax._files import parquet
 from geode_jax.fitting import single
+from geode_jax.fitting.row_files import checked_rows
 from geode_jax.rows.blocks import BLOCK_NUMBERS
 from geode_jax.rows.files import RowFiles
 from geode_jax.rows.view import Product, View, as_array, divide, taken
@@ -89,6 +93,49 @@ def test_a_fit_of_files_is_that_of_their_rows(data, tmp_path):
                 geode_jax.fit(jax.random.key(0), X, checkpoint=tmp_path / "unfinished", **given)
             (tmp_path / "unfinished" / "forest.npz").unlink()
             (tmp_path / "unfinished" / "chains.npz").unlink()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_of_parquet_files(data, tmp_path, dtype):
+    """In the precision of the columns, among other files, and not in memory."""
+    frame = pd.DataFrame(data.astype(dtype), columns=list("abcdefg"))
+    frame[:20].to_parquet(tmp_path / "one.parquet", index=False)
+    frame[20:20].to_parquet(tmp_path / "none.PARQUET", index=False)
+    np.save(tmp_path / "rest.npy", data[20:].astype(dtype))
+    names = "one.parquet", "none.PARQUET", "rest.npy"
+    rows = checked_rows([tmp_path / name for name in names], min_rows=2, allow_nan=True)
+    np.testing.assert_array_equal(rows[:], data.astype(dtype))
+    assert rows.dtype == dtype
+    assert is_memory_mapped(rows.files[0])
+    frame["h"] = np.arange(50)
+    frame.to_parquet(tmp_path / "mixed.parquet", index=False)
+    with mock.patch.object(parquet, "BLOCK_NUMBERS", 50):  # several blocks
+        mixed = checked_rows(tmp_path / "mixed.parquet", min_rows=2, allow_nan=True)
+    np.testing.assert_array_equal(mixed[:], frame.to_numpy(np.float64))
+
+
+def test_parquet_files_that_cannot_be_fitted(data, tmp_path):
+    frame = pd.DataFrame(data, columns=list("abcdefg"))
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
+    frame.assign(c=np.nan).to_parquet(tmp_path / "hidden.parquet", index=False)
+    frame.assign(c="x").to_parquet(tmp_path / "words.parquet", index=False)
+    frame.set_index(pd.Index(np.arange(50) ** 2)).to_parquet(tmp_path / "index.parquet")
+    cases = {
+        r"X: .*nowhere.parquet: expected a file, got none": ValueError,
+        r"X: .*damaged.parquet: expected a .parquet file of columns of numbers": ValueError,
+        r"X: .*words.parquet, column 'c': expected numbers, got object": TypeError,
+        r"X: .*index.parquet: .*got an index": ValueError,
+        r"X: .*hidden.parquet: expected no missing values here, got 50 NaN": ValueError,
+    }
+    for message, kind in cases.items():
+        name = message.split("*")[1].split(".parquet")[0] + ".parquet"
+        with pytest.raises(kind, match=message):
+            checked_rows(tmp_path / name, min_rows=2, allow_nan=True)
+    with (
+        mock.patch.dict(sys.modules, {"pyarrow.parquet": None, "pyarrow": None}),
+        pytest.raises(ImportError, match=r"pip install .geode-jax\[parquet\]"),
+    ):
+        checked_rows(tmp_path / "hidden.parquet", min_rows=2, allow_nan=True)
 
 
 def test_files_that_cannot_be_fitted(data, tmp_path):

@@ -10,6 +10,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from geode_jax._files.parquet import INDEX, blocks_of, parquet
 from geode_jax._files.whole import written_whole
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".parquet")
@@ -19,7 +20,7 @@ _MISSING = frozenset(
 ).union(["1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"])
 
 # What pandas calls the index in .csv and .parquet files.
-_NO_NAMES = ("", "__index_level_0__")
+_NO_NAMES = ("", INDEX)
 
 Write = Callable[[np.ndarray], None]
 
@@ -252,27 +253,10 @@ def _numbers(
 
 
 def _read_parquet(path: Path, chunk: int, choice: Choice) -> Table:
-    file = _parquet().ParquetFile(path)
+    file = parquet().ParquetFile(path)
     every = file.schema_arrow.names
     names = [every[at] for at in choice.positions(every, len(every), path)]
-
-    def chunks() -> Iterator[np.ndarray]:
-        for batch in file.iter_batches(batch_size=chunk, columns=names):
-            columns = [batch.column(name).to_numpy(zero_copy_only=False) for name in names]
-            for name, column in zip(names, columns, strict=True):
-                if column.dtype.kind not in "fiub":
-                    raise TableError(f"{path}, column {name!r}: expected numbers, got {column.dtype}")
-            yield np.stack([column.astype(np.float64) for column in columns], axis=1)
-
-    return Table(file.metadata.num_rows, names, chunks())
-
-
-def _parquet() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise TableError('.parquet files need pyarrow: pip install "geode-jax[parquet]"') from error
-    return pyarrow.parquet
+    return Table(file.metadata.num_rows, names, blocks_of(file, names, chunk))
 
 
 @contextlib.contextmanager
@@ -332,11 +316,12 @@ def _write_text(path: Path, names: Sequence[str], delimiter: str) -> Iterator[Wr
 @contextlib.contextmanager
 def _write_parquet(path: Path, num_rows: int, names: Sequence[str]) -> Iterator[Write]:
     del num_rows
-    parquet = _parquet()
+    with _blaming(path):
+        writing = parquet()
     import pyarrow
 
     schema = pyarrow.schema([(name, pyarrow.float64()) for name in names])
-    with parquet.ParquetWriter(path, schema) as writer:
+    with writing.ParquetWriter(path, schema) as writer:
 
         def write(rows: np.ndarray) -> None:
             columns = [pyarrow.array(np.asarray(column, np.float64)) for column in rows.T]

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from geode_jax._checks import check_data, check_training_data, in_rows
+from geode_jax._files.parquet import mapped_copy
 from geode_jax._typing import ArrayLike
 from geode_jax.rows.files import RowFiles
 
@@ -18,7 +19,7 @@ def are_paths(X: Any) -> TypeGuard[str | os.PathLike[str] | Sequence[str | os.Pa
 
 
 def checked_rows(X: ArrayLike, *, min_rows: int, allow_nan: bool) -> np.ndarray | RowFiles:
-    """The rows of an array, or of files, checked; files are not read into memory.
+    """The rows of an array, or of .npy and .parquet files, checked; files are not read into memory.
 
     Raises TypeError or ValueError naming the argument, and the file.
     """
@@ -32,14 +33,9 @@ def _opened(paths: Sequence[str | os.PathLike[str]], min_rows: int) -> RowFiles:
     for path in paths:
         name = f"X: {os.fspath(path)}"
         try:
-            file = np.load(path, mmap_mode="r", allow_pickle=False)
+            file = _parquet(path, name) if os.fspath(path).lower().endswith(".parquet") else _npy(path, name)
         except FileNotFoundError:
             raise ValueError(f"{name}: expected a file, got none") from None
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{name}: expected a .npy file of one array of numbers, got {error}") from error
-        if not isinstance(file, np.ndarray) or file.dtype not in (np.float32, np.float64):
-            kind = file.dtype if isinstance(file, np.ndarray) else "several arrays"
-            raise TypeError(f"{name}: expected a .npy file of float32 or float64 numbers, got {kind}")
         files.append(check_data(file, name, allow_nan=False, min_rows=0))
         if file.shape[1] != files[0].shape[1]:
             raise ValueError(f"{name}: expected {files[0].shape[1]} features as in the first file, got {file.shape[1]}")
@@ -47,3 +43,23 @@ def _opened(paths: Sequence[str | os.PathLike[str]], min_rows: int) -> RowFiles:
     if len(found) < min_rows:
         raise ValueError(f"X: expected at least {min_rows} rows in the files, got {len(found)}")
     return found
+
+
+def _npy(path: str | os.PathLike[str], name: str) -> np.ndarray:
+    try:
+        file = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{name}: expected a .npy file of one array of numbers, got {error}") from error
+    if not isinstance(file, np.ndarray) or file.dtype not in (np.float32, np.float64):
+        kind = file.dtype if isinstance(file, np.ndarray) else "several arrays"
+        raise TypeError(f"{name}: expected a .npy file of float32 or float64 numbers, got {kind}")
+    return file
+
+
+def _parquet(path: str | os.PathLike[str], name: str) -> np.ndarray:
+    try:
+        return mapped_copy(path)
+    except TypeError as error:
+        raise TypeError(f"{name}, {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{name}: expected a .parquet file of columns of numbers, got {error}") from error

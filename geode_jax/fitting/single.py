@@ -48,8 +48,8 @@ def fit(
     - `X`: an array, or a pandas or polars frame, of numbers with at least 2 different rows. NaN is a missing value:
       the posterior is conditioned on the observed values. Rows may all be partial, but every row and every column needs
       an observed value. No copy is kept of a memory-mapped float32 or float64 file without NaN,
-      ``np.load(path, mmap_mode="r")``. Or the path of such a ``.npy`` file, or a list of paths: their rows one after
-      the other.
+      ``np.load(path, mmap_mode="r")``. Or the path of such a ``.npy`` file, or of a ``.parquet`` file (its rows are
+      first written to a temporary file, in TMPDIR), or a list of paths: their rows one after the other.
     - `dictionary`: settings of stage one; None is ``DictionarySettings()``.
     - `prior`: hyperparameters of the model; None is ``Prior()``.
     - `sampler`: settings of stage two; None is ``SamplerSettings()``.

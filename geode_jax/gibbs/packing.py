@@ -22,5 +22,7 @@ def unpacked(rows: Float[Array, "T P"], like: Values) -> Values:
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
     parts = jnp.split(rows, ends[:-1].tolist(), axis=1)
-    arrays = [part.reshape(part.shape[0], *leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+    arrays = [
+        part.reshape(part.shape[0], *leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)
+    ]
     return jax.tree.unflatten(structure, arrays)
