@@ -9,7 +9,7 @@ import pytest
 
 import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
-from geode_jax.forest import device_candidates, device_products, freeze, learn, statistics
+from geode_jax.forest import device_candidates, device_products, freeze, statistics
 from geode_jax.forest.device_candidates import search_on_device, statistics_on_device
 from geode_jax.forest.device_products import DeviceProducts, products_here
 from geode_jax.forest.statistics import candidate_statistics
@@ -169,7 +169,7 @@ def test_a_forest_is_that_of_numpy(device, monkeypatch, case):
 
     by_numpy = forest()
     assert not calls
-    monkeypatch.setattr(learn, "products_here", lambda: device)
+    monkeypatch.setattr(device_products, "products_here", lambda: device)
     by_device = forest()
     assert calls >= expected_calls
     for part in ("statistics", "borrowed"):
@@ -191,7 +191,7 @@ def test_a_noise_covariance_is_that_of_numpy(device, monkeypatch):
             return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings)
 
     by_numpy = forest()
-    monkeypatch.setattr(learn, "products_here", lambda: device)
+    monkeypatch.setattr(device_products, "products_here", lambda: device)
     by_device = forest()
     assert by_numpy.noise_root is not None
     np.testing.assert_allclose(by_device.noise_root, by_numpy.noise_root, rtol=1e-4, atol=1e-5)
@@ -207,7 +207,7 @@ def test_candidates_are_searched_on_the_device(device, monkeypatch):
         return used[-1]
 
     monkeypatch.setattr(freeze, "search_on_device", search)
-    monkeypatch.setattr(learn, "products_here", lambda: device)
+    monkeypatch.setattr(device_products, "products_here", lambda: device)
     settings = geode_jax.DictionarySettings(num_trees=2, depth=4, max_rank=2, num_candidates=6)
     forest = geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings)
     assert len(used) == 2

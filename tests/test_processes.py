@@ -18,7 +18,10 @@ from jax.sharding import Mesh
 import geode_jax
 from geode_jax import DictionarySettings, Prior, SamplerSettings
 from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.fitting import calibration
+from geode_jax.fitting.classes import _common_coordinates
 from geode_jax.fitting.local_rows import bring_rows
+from geode_jax.fitting.stages import Request
 from geode_jax.forest import choices, trees
 from geode_jax.forest.learn import grow_forest
 from geode_jax.forest.plan import Plan
@@ -457,3 +460,126 @@ def test_two_processes_with_their_own_rows_draw_what_one_does(tmp_path):
         pair = getattr(found.draws, name), getattr(expected.draws, name)
         np.testing.assert_allclose(*pair, rtol=1e-6, atol=1e-9, err_msg=name)
     np.testing.assert_allclose(found.lost_mass, expected.lost_mass, rtol=1e-6)
+
+
+# Two classes of such sizes that one process samples them one after the other too.
+_CLASS_SIZES = 150, 90
+
+
+def _classes():
+    """Rows and labels, in the order of two processes with 100 and 140 rows: the first has no row of class 1."""
+    rng = np.random.default_rng(3)
+    labels = np.concatenate([np.zeros(100, int), rng.permutation(np.repeat([0, 1], [50, 90]))])
+    assert tuple(np.bincount(labels)) == _CLASS_SIZES
+    latent = rng.normal(size=(labels.size, 3)) * [1.0, 0.6, 0.4] + 1.5 * np.eye(3)[labels]
+    return latent @ rng.normal(size=(3, 8)) + 0.1 * rng.normal(size=(labels.size, 8)), labels
+
+
+_CLASSES = """
+import sys
+import jax, numpy as np
+port, number, folder = sys.argv[1:]
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(number), heartbeat_timeout_seconds=20)
+import geode_jax
+from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
+x, labels = np.load(f"{folder}/x {number}.npy"), np.load(f"{folder}/labels {number}.npy")
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
+given = {"mesh": mesh, "process_local": True, "dtype": "float64"}
+for bad in (-labels, labels[:, None], np.where(np.cumsum(labels) > 2, 0, labels)):
+    try:
+        geode_jax.fit_classes(jax.random.key(0), x, bad, **given)
+    except ValueError as error:
+        print(error)
+found = geode_jax.fit_classes(
+    jax.random.key(0), x, labels, **given, checkpoint=f"{folder}/unfinished",
+    dictionary=DictionarySettings(num_trees=1, depth=2, shared_span=SharedSpan(3)),
+    sampler=SamplerSettings(num_warmup=20, num_samples=20, segment_length=20),
+)
+found.save(f"{folder}/classes {number}.npz")
+print(geode_jax.class_log_probabilities(found, x[:5]).shape)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_with_rows_of_some_classes_fit_what_one_does(tmp_path):
+    """In common coordinates, and calibrated; the first process has no row of class 1."""
+    x, labels = _classes()
+    for number, (rows, own) in enumerate(zip(_divided(x, (100, 140)), _divided(labels, (100, 140)), strict=True)):
+        np.save(tmp_path / f"x {number}.npy", rows)
+        np.save(tmp_path / f"labels {number}.npy", own)
+    first, second = run_two_processes(_CLASSES, tmp_path)
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    assert "X: another process, number 1, has rows that cannot be fitted" in first[1]
+    assert "labels: expected integers from 0, got -1" in second[1]
+    assert "labels: expected 100 integers, got int64 of shape (100, 1)" in first[1]
+    for output in (first[1], second[1]):
+        assert "process_local: expected more than 4 rows of every class in all processes together, got 2" in output
+        assert "(5, 2)" in output
+    sampler = SamplerSettings(num_warmup=20, num_samples=20, segment_length=20)
+    found, other = (geode_jax.ClassPosterior.load(tmp_path / f"classes {number}.npz") for number in range(2))
+    assert eqx.tree_equal(found, other)
+    settings = DictionarySettings(num_trees=1, depth=2, shared_span=geode_jax.SharedSpan(3))
+    expected = geode_jax.fit_classes(
+        jax.random.key(0), x, labels, dtype="float64", dictionary=settings, sampler=sampler
+    )
+    assert expected.reduction is not None
+    for one, whole, size in zip(found.members, expected.members, _CLASS_SIZES, strict=True):
+        assert (one.draws.count.sum(axis=-1) == size).all()
+        np.testing.assert_array_equal(one.draws.count, whole.draws.count)
+        np.testing.assert_allclose(one.draws.log_joint, whole.draws.log_joint, rtol=1e-6)
+    assert 0.0 < expected.power < 1.0
+    np.testing.assert_allclose(found.power, expected.power, rtol=1e-3)
+    np.testing.assert_allclose(found.power_exponent, expected.power_exponent, rtol=1e-3, atol=1e-3)
+    pair = (geode_jax.class_log_probabilities(own, x) for own in (found, expected))
+    np.testing.assert_allclose(*pair, atol=1e-4)
+
+
+_REQUEST = {**dict.fromkeys(["prior", "sampler", "checkpoint", "mesh"]), "dtype": "float64", "progress": False}
+
+
+@pytest.mark.parametrize("span", [geode_jax.SharedSpan(3), None], ids=["span", "no span"])
+def test_common_coordinates_of_classes(span):
+    """Units, a span or noise scales, from the rows of all processes."""
+    x, labels = _classes()
+    x = x * 10.0 ** np.arange(8)
+    request = Request.checked(**_REQUEST, dictionary=DictionarySettings(shared_span=span))
+
+    def coordinates(x, labels, processes):
+        with jax_settings(np.float64):
+            return _common_coordinates(x, [np.flatnonzero(labels == number) for number in range(2)], request, processes)
+
+    frame, reduction, whole = coordinates(x, labels, ALONE)
+    assert (reduction is None) == (span is None)
+    found = _Together((100, 140))(lambda it: coordinates(it.own_part(x), it.own_part(labels), it))
+    for own, _, _ in found:
+        np.testing.assert_allclose(own.scale, frame.scale, rtol=1e-6)
+        np.testing.assert_allclose(own.shift, frame.shift, rtol=1e-6)
+    rows = np.concatenate([own for *_, own in found])
+    np.testing.assert_allclose(np.square(rows), np.square(whole), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_for_calibration_are_those_of_one_process(monkeypatch):
+    """Every third of each class: the same rows in the same order, with what belongs to them."""
+    monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 80)
+    monkeypatch.setattr(
+        calibration, "_best_exponent", lambda posterior, power, rows, own, optimism: (rows, own, optimism)
+    )
+    monkeypatch.setattr(calibration, "class_log_densities", lambda posterior, rows: rows[:, :2])
+    monkeypatch.setattr(calibration, "mean_over_draws", lambda densities: densities.copy())
+    monkeypatch.setattr(calibration, "to_model", lambda rows, *_: rows)
+    x, labels = _classes()
+    posterior = mock.Mock(num_classes=2, num_features=8, log_prior=np.zeros(2))
+    posterior.log_density_outside = lambda rows: np.zeros(len(rows))
+
+    def chosen(x, labels, processes):
+        held_out = [x[labels == number, 2] for number in range(2)]
+        power, (rows, own, optimism) = calibration.calibrated_powers(posterior, x, labels, held_out, processes)
+        return power, rows, own, optimism
+
+    expected = chosen(x, labels, ALONE)
+    assert expected[1].shape == (80, 8)
+    np.testing.assert_allclose(expected[3], expected[1][np.arange(80), expected[2]] - expected[1][:, 2])
+    for found in _Together((100, 140))(lambda it: chosen(it.own_part(x), it.own_part(labels), it)):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other)

@@ -7,7 +7,10 @@ from scipy import optimize, special
 
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict.classes import class_log_densities, mean_over_draws
+from geode_jax.rows.files import RowFiles
 from geode_jax.rows.frame import to_model
+from geode_jax.rows.processes import ALONE, Processes
+from geode_jax.rows.view import has_missing
 
 # At most this many training rows are used for calibration.
 CALIBRATION_ROWS = 5000
@@ -16,7 +19,11 @@ PARTIAL_CALIBRATION_ROWS = 1000
 
 
 def calibrated_powers(
-    posterior: ClassPosterior, data: np.ndarray, index: np.ndarray, held_out: list[np.ndarray]
+    posterior: ClassPosterior,
+    data: np.ndarray | RowFiles,
+    index: np.ndarray,
+    held_out: list[np.ndarray],
+    processes: Processes = ALONE,
 ) -> tuple[float, float]:
     """The `power` and `power_exponent` that give the true classes of training rows the highest probability.
 
@@ -24,21 +31,28 @@ def calibrated_powers(
     of them are observed: the exponent is learned from rows in which features are hidden at random. For the true class
     of a row its leave-one-out density is used; `held_out` has these for the complete rows of every class. Only complete
     rows are used, the same share of every class; with fewer than two per class on average, the powers are 1 and 0.
+    Where rows are divided among `processes`, each passes its own, and all compute the same from the chosen ones.
     """
-    is_complete = ~np.isnan(data).any(axis=1)
+    is_complete = ~has_missing(data)
     log_own = np.full(data.shape[0], np.nan)
     for number, values in enumerate(held_out):
         log_own[(index == number) & is_complete] = values
-    # every k-th row of each class
-    order = np.argsort(index[is_complete], kind="stable")
-    chosen = _at_most(np.flatnonzero(is_complete)[order], CALIBRATION_ROWS)
-    if chosen.size < 2 * posterior.num_classes or posterior.num_classes < 2:
+    candidates = np.flatnonzero(is_complete)
+    # every k-th row of each class, in the order of all rows
+    own = processes.joined(index[candidates])
+    everyones = _at_most(np.argsort(own, kind="stable"), CALIBRATION_ROWS)
+    if everyones.size < 2 * posterior.num_classes or posterior.num_classes < 2:
         return 1.0, 0.0
 
-    rows, own = data[chosen], index[chosen]
+    before = int(processes.before_and_total(np.array(candidates.size))[0])
+    place = np.sort(everyones) - before
+    chosen = candidates[place[(place >= 0) & (place < candidates.size)]]
+    order = np.argsort(np.argsort(everyones))
+    own = own[everyones]
+    rows, log_own = (processes.joined(values)[order] for values in (data[chosen], log_own[chosen]))
     log_density = mean_over_draws(class_log_densities(posterior, rows))
     outside = posterior.log_density_outside(to_model(rows, posterior.frame, posterior.dtype))
-    optimism = log_density[np.arange(own.size), own] - log_own[chosen] - outside
+    optimism = log_density[np.arange(own.size), own] - log_own - outside
     log_density[np.arange(own.size), own] -= optimism
     # at most 1: that the densities separate the training rows does not justify more confidence than they express
     power = float(np.exp(_best(posterior, log_density, own, np.exp, (np.log(1e-3), 0.0))))

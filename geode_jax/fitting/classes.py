@@ -13,12 +13,15 @@ from jax.sharding import Mesh
 
 from geode_jax._checks import check_key, check_training_data
 from geode_jax._files.checkpoint import Checkpoint
+from geode_jax._runtime.collectives import lost_processes_are_told
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import ShowProgress, part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.fitting.calibration import calibrated_powers
+from geode_jax.fitting.local_rows import bring_rows
 from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
 from geode_jax.fitting.stages import Request, kept_forest, posterior_of, sample_forests
+from geode_jax.forest.device_products import computing_here
 from geode_jax.forest.feature_scales import divide_by_units, noise_scales
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import grow_in_frame
@@ -28,8 +31,11 @@ from geode_jax.partition.metis import Partition
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.held_out import held_out_log_density
+from geode_jax.rows.files import RowFiles
 from geode_jax.rows.frame import Frame, learn_frame, to_model
-from geode_jax.rows.view import divide
+from geode_jax.rows.processes import ALONE, Processes
+from geode_jax.rows.row_space import uses_row_space
+from geode_jax.rows.view import divide, has_missing
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 # Directions of the span common to all classes where its rank is left open.
@@ -43,16 +49,33 @@ SIZE_RATIO = 1.5
 class _Task(NamedTuple):
     """What all classes share: model coordinates, the rows of each class, the plan, the request and the checkpoint.
 
+    `sizes`: (P, G), how many rows of every class each process has. `devices`: that it has for its rows.
     `is_reduced`: whether the coordinates are those in the span common to all classes. The plan is that of the largest
     class, whose array shapes all classes use.
     """
 
     x: np.ndarray
     rows_of: list[np.ndarray]
+    sizes: np.ndarray
+    devices: tuple[int, ...]
     plan: Plan
     request: Request
     kept: Checkpoint | None
     is_reduced: bool
+    processes: Processes
+
+    def places(self, largest: int) -> int:
+        """Places for the rows of classes of up to `largest` rows, alike for all such classes."""
+        if self.processes.is_alone:
+            return self.plan.places(largest)
+        own = self.sizes[:, self.sizes.sum(axis=0) <= largest].max(axis=1)
+        return self.plan.among(tuple(own.tolist()), self.devices, self.processes.index).num_places
+
+    def processes_of(self, number: int) -> Processes:
+        """The processes that the rows of a class are divided among."""
+        if self.processes.is_alone:
+            return self.processes
+        return dataclasses.replace(self.processes, sizes=tuple(self.sizes[:, number].tolist()))
 
 
 def fit_classes(
@@ -69,6 +92,7 @@ def fit_classes(
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     mesh: Mesh | None = None,
+    process_local: bool = False,
 ) -> ClassPosterior:
     """Fit one GEODE density per class, for :func:`geode_jax.class_log_probabilities`.
 
@@ -83,15 +107,15 @@ def fit_classes(
       :func:`geode_jax.fit`. If X has NaN, there is no span, and no noise scales of features.
     - `labels`: class of each row, (n,), integers 0..G-1, every one of them with at least two rows.
     - `class_probabilities`: (G,), positive; None takes the shares of the rows.
+    - `process_local`: X and `labels` hold only the rows of this process, as in :func:`geode_jax.fit`; it may have none
+      of some classes. All processes together need more rows of every class than half as many as features (or directions
+      of the span). Classes are then sampled one after the other.
     - `calibrate`: raise class densities to the power that predicts training rows best, each held out from its true
       class, because densities in many dimensions are overconfident. False leaves them unchanged.
 
     Raises TypeError or ValueError naming the argument, and FloatingPointError if sampling became non-finite.
     """
     key = check_key(key)
-    data = check_training_data(X)
-    index, counts = _check_labels(labels, data.shape[0])
-    log_prior = _check_probabilities(class_probabilities, counts)
     request = Request.checked(
         dictionary=dictionary,
         prior=prior,
@@ -100,42 +124,75 @@ def fit_classes(
         progress=progress,
         checkpoint=checkpoint,
         mesh=mesh,
+        process_local=process_local,
     )
-    if np.isnan(data).any():
+    processes: Processes = ALONE
+    devices: tuple[int, ...] = ()
+    if request.process_local:
+        settings = [*request.told, repr(class_probabilities), calibrate]
+        with lost_processes_are_told(request.mesh):
+            data, processes, devices = bring_rows(X, request.mesh, key, settings, partial(_check_labels, labels))
+    else:
+        data = check_training_data(X)
+    index = _check_labels(labels, len(data))
+    if has_missing(data).any():
         request.check_missing()
     with (
+        lost_processes_are_told(request.mesh),
         jax_settings(request.dtype),
-        request.open_checkpoint(key, [data, index]) as kept,
+        request.open_checkpoint(key, [*(data.files if isinstance(data, RowFiles) else [data]), index]) as kept,
         progress_bar(progress) as show,
     ):
-        rows_of = [np.flatnonzero(index == number) for number in range(counts.size)]
+        sizes = _sizes_of_classes(index, processes)
+        log_prior = _check_probabilities(class_probabilities, sizes.sum(axis=0))
+        if kept is not None and not processes.is_alone:
+            kept = kept.of_process(processes, [*sizes.ravel().tolist(), *devices])
+        rows_of = [np.flatnonzero(index == number) for number in range(sizes.shape[1])]
         show(0.0, "common coordinates")
-        frame, reduction, x = _common_coordinates(data, rows_of, request)
-        plan = _plan_of_classes(x, rows_of, request)
-        task = _Task(x, rows_of, plan, request, kept, reduction is not None)
+        frame, reduction, x = _common_coordinates(data, rows_of, request, processes)
+        _check_enough(sizes, x.shape[1], processes)
+        plan = _plan_of_classes(x, rows_of, sizes, request)
+        task = _Task(x, rows_of, sizes, devices, plan, request, kept, reduction is not None, processes)
         warn_if_too_large(_bytes_of_classes(task))
         members, held_out = _fit_members(key, task, calibrate, part_of(show, 0.0, 0.95))
         found = ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, 1.0, 0.0)
         if not calibrate:
             return found
         show(0.95, "calibrating")
-        powers = calibrated_powers(found, data, index, held_out)
+        powers = calibrated_powers(found, data, index, held_out, processes)
         show(1.0, "fitted classes")
         return ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, *powers)
 
 
-def _check_labels(labels: ArrayLike, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels as integers, and how many rows each class has."""
+def _check_labels(labels: ArrayLike, num_rows: int) -> np.ndarray:
+    """Labels as integers."""
     index = np.asarray(labels)
     if index.shape != (num_rows,) or index.dtype.kind not in "iu":
         raise ValueError(f"labels: expected {num_rows} integers, got {index.dtype} of shape {index.shape}")
-    if index.min() < 0:
+    if index.min(initial=0) < 0:
         raise ValueError(f"labels: expected integers from 0, got {index.min()}")
-    counts = np.bincount(index)
+    return index
+
+
+def _sizes_of_classes(index: np.ndarray, processes: Processes) -> np.ndarray:
+    """How many rows of every class each process has, (P, G)."""
+    num_classes = int(processes.each(index.max(initial=-1)).max()) + 1
+    sizes = processes.each(np.bincount(index, minlength=num_classes))
+    counts = sizes.sum(axis=0)
     if counts.min() < 2:
         which = int(np.argmin(counts))
         raise ValueError(f"labels: expected at least 2 rows of every class, got {counts[which]} of class {which}")
-    return index, counts
+    return sizes
+
+
+def _check_enough(sizes: np.ndarray, num_features: int, processes: Processes) -> None:
+    """Raise ValueError if a class has too few rows to be learned by several processes."""
+    counts = sizes.sum(axis=0)
+    if not processes.is_alone and uses_row_space(int(counts.min()), num_features):
+        raise ValueError(
+            f"process_local: expected more than {num_features // 2} rows of every class in all processes together, got"
+            f" {counts.min()} of class {np.argmin(counts)}; pass all rows in every process, without process_local"
+        )
 
 
 def _check_probabilities(probabilities: ArrayLike | None, counts: np.ndarray) -> np.ndarray:
@@ -151,27 +208,27 @@ def _check_probabilities(probabilities: ArrayLike | None, counts: np.ndarray) ->
 
 
 def _common_coordinates(
-    data: np.ndarray, rows_of: list[np.ndarray], request: Request
+    data: np.ndarray | RowFiles, rows_of: list[np.ndarray], request: Request, processes: Processes = ALONE
 ) -> tuple[Frame, Reduction | None, np.ndarray]:
-    settings = request.dictionary
-    frame = learn_frame(data)
-    x = to_model(data, frame, request.dtype)
-    plan = Plan.of(settings, *x.shape)
-    _, frame, _ = divide_by_units(x, frame, plan, seed=0)  # in place
+    settings, processes = request.dictionary, computing_here(processes)
+    frame = learn_frame(data, processes)
+    x = to_model(data[:], frame, request.dtype)
+    plan = Plan.of(settings, processes.count(len(x)), x.shape[1])
+    _, frame, _ = divide_by_units(x, frame, plan, 0, processes)  # in place
     is_observed = ~np.isnan(x)
     if settings.shared_span is not None and is_observed.all():
-        reduction = learn_reduction(x, settings.shared_span.rank or SPAN_RANK, seed=0)
+        reduction = learn_reduction(x, settings.shared_span.rank or SPAN_RANK, 0, processes)
         if reduction is not None:
             return frame, reduction, reduction.coordinates(x)
     if settings.feature_noise is None or not is_observed.all():
         return frame, None, x
-    scales = noise_scales(x, None, Partition(0, tuple(rows_of)), plan.noise(seed=0))
+    scales = noise_scales(x, None, Partition.among(processes, 0, tuple(rows_of)), plan.noise(seed=0))
     return Frame(frame.shift, frame.scale * scales), None, divide(x, scales)
 
 
-def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], request: Request) -> Plan:
+def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], sizes: np.ndarray, request: Request) -> Plan:
     """The plan that all classes use, without the parts that are common to all classes and already learned."""
-    largest = max(rows.size for rows in rows_of)
+    largest = int(sizes.sum(axis=0).max())
     num_partial = max(int(np.isnan(x[rows]).any(axis=1).sum()) for rows in rows_of)
     plain = dataclasses.replace(request.dictionary, feature_noise=None, noise_covariance=None, shared_span=None)
     plan = Plan.of(plain, largest, x.shape[1], num_partial).with_fixed_rank().on_mesh(request.row_devices)
@@ -185,8 +242,9 @@ def _bytes_of_classes(task: _Task) -> dict[str, int]:
     for batch in _batches(task):
         parts = []
         for number in batch:
-            own = dataclasses.replace(plan, num_rows=task.rows_of[number].size)
-            parts.append(bytes_needed(own, request.sampler, request.dtype.itemsize))
+            own = dataclasses.replace(plan, num_rows=int(task.sizes[:, number].sum()))
+            num_rows = task.rows_of[number].size
+            parts.append(bytes_needed(own, request.sampler, request.dtype.itemsize, num_rows=num_rows))
         for name in ("dictionaries", "draws"):
             total[name] += sum(part[name] for part in parts)
         total["statistics"] = max(total["statistics"], sum(part["statistics"] for part in parts))
@@ -194,14 +252,17 @@ def _bytes_of_classes(task: _Task) -> dict[str, int]:
 
 
 def _batches(task: _Task) -> Iterator[list[int]]:
-    """Classes that are sampled together: of similar size, without missing values, and as many as memory allows."""
-    sizes = np.array([rows.size for rows in task.rows_of])
+    """Classes that are sampled together: of similar size, without missing values, and as many as memory allows.
+
+    One at a time where processes bring their own rows: each has another share of every class.
+    """
+    sizes = task.sizes.sum(axis=0)
     plan = task.plan
     per_row = 4 * plan.request.num_trees * plan.num_candidates(plan.max_rank) * plan.max_rank
     has_missing = bool(np.isnan(task.x).any())
     batch: list[int] = []
     for number in np.argsort(-sizes, kind="stable"):
-        fits = batch and not has_missing and SIZE_RATIO * sizes[number] >= sizes[batch[0]]
+        fits = batch and not has_missing and task.processes.is_alone and SIZE_RATIO * sizes[number] >= sizes[batch[0]]
         if batch and not (fits and (len(batch) + 1) * per_row * sizes[batch[0]] <= BATCH_BYTES):
             yield batch
             batch = []
@@ -215,14 +276,17 @@ def _fit_members(
     """Posterior of every class and, with `with_held_out`, leave-one-out log densities of its complete rows."""
     num_classes = len(task.rows_of)
     frame = Frame(np.zeros(task.x.shape[1]), np.ones(task.x.shape[1]))
-    sizes = np.array([rows.size for rows in task.rows_of])
+    sizes = task.sizes.sum(axis=0)
     members: dict[int, Posterior] = {}
     held_out: dict[int, np.ndarray] = {}
     for batch in _batches(task):
         largest = sizes[batch].max()
         # classes of similar size share a compiled program even if they are not sampled together
-        num_places = task.plan.places(int(sizes[sizes <= SIZE_RATIO * largest].max()))
+        num_places = task.places(int(sizes[sizes <= SIZE_RATIO * largest].max()))
         plan = dataclasses.replace(task.plan, num_places=num_places)
+        if not task.processes.is_alone:
+            plan = dataclasses.replace(plan, row_devices=task.devices[task.processes.index])
+        processes = task.processes_of(batch[0])
         first, last = len(members) / num_classes, (len(members) + len(batch)) / num_classes
         show_batch = part_of(show, first, last)
         forests: list[Forest] = []
@@ -231,8 +295,9 @@ def _fit_members(
             show_class = part_of(show_batch, *shares, f"class {number}: ")
             key_class = jax.random.fold_in(key, number)
             rows = task.x[task.rows_of[number]]
-            grow = partial(grow_in_frame, key_class, rows, frame, plan, show_class)
-            forests.append(kept_forest(task.kept and task.kept.part(f"class {number}"), grow, task.request.mesh))
+            grow = partial(grow_in_frame, key_class, rows, frame, plan, show_class, processes=processes)
+            part = task.kept and task.kept.part(f"class {number}")
+            forests.append(kept_forest(part, grow, task.request.mesh, processes))
         names = ", ".join(map(str, batch))
         drawn = sample_forests(
             jax.random.fold_in(key, num_classes + batch[0]),
@@ -241,6 +306,7 @@ def _fit_members(
             part_of(show_batch, 0.3, 1.0, f"class {names}: "),
             task.kept and task.kept.part(f"classes {names}"),
             is_last=len(members) + len(batch) == num_classes,
+            processes=processes,
         )
         for number, forest, samples in zip(batch, forests, drawn, strict=True):
             request = task.request

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,12 +20,16 @@ from geode_jax.rows.row_space import uses_row_space
 
 
 def bring_rows(
-    X: ArrayLike, mesh: Mesh | None, key: KeyArray, settings: list[Any]
+    X: ArrayLike,
+    mesh: Mesh | None,
+    key: KeyArray,
+    settings: list[Any],
+    check: Callable[[int], object] = lambda num_rows: None,
 ) -> tuple[np.ndarray | RowFiles, Processes, tuple[int, ...]]:
     """The rows of this process, all processes that share rows along the mesh, and how many devices each has for them.
 
-    Raises TypeError or ValueError, in every process, if any of them has rows that cannot be fitted, or another key or
-    other settings.
+    `check` is called with the number of this process's rows, to check what belongs to them. Raises TypeError or
+    ValueError, in every process, if any of them has rows that cannot be fitted, or another key or other settings.
     """
     if mesh is None:
         raise ValueError("mesh: expected a jax.sharding.Mesh with an axis 'rows' for process_local=True, got None")
@@ -43,6 +48,7 @@ def bring_rows(
     error: Exception | None = None
     try:
         data = checked_rows(X, min_rows=0, allow_nan=False)
+        check(len(data))
     except Exception as found:  # whatever it is, the other processes must be told
         error = found
     call = hashlib.sha256(json.dumps([encode(item) for item in settings]).encode())

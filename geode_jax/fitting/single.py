@@ -96,9 +96,8 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
     key = check_key(key)
     processes = ALONE
     if request.process_local:
-        settings = [request.dictionary, request.prior, request.sampler, request.dtype.name, request.checkpoint is None]
         with lost_processes_are_told(request.mesh):
-            data, processes, devices = bring_rows(X, request.mesh, key, settings)
+            data, processes, devices = bring_rows(X, request.mesh, key, request.told)
     else:
         data = checked_rows(X, min_rows=2, allow_nan=True)
     if processes.is_alone:

@@ -69,6 +69,11 @@ class Request(NamedTuple):
         )
 
     @property
+    def told(self) -> list[Any]:
+        """What processes that bring their own rows compare."""
+        return [self.dictionary, self.prior, self.sampler, self.dtype.name, self.checkpoint is None]
+
+    @property
     def row_devices(self) -> int | None:
         """How many devices share the rows of a tree; None without a mesh."""
         return None if self.mesh is None else self.mesh.shape.get(ROWS, 1)

@@ -1,5 +1,6 @@
 """Products of many rows on a GPU, for stage one: NumPy passes blocks of rows, and gets results of few numbers."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import numpy as np
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, Float, Int
 from geode_jax.math.lowrank import HIGHEST
+from geode_jax.rows.processes import Processes
 from geode_jax.rows.products import BY_NUMPY, Products
 
 # A product of fewer multiplications is done by NumPy before it is on its way to a device.
@@ -52,6 +54,11 @@ class DeviceProducts(Products):
         """Context in which arrays go to the device; also in a thread, which does not have its caller's settings."""
         with jax_settings(dtype), jax.default_device(self.device):
             yield
+
+
+def computing_here(processes: Processes) -> Processes:
+    """The same processes, whose products are those of :func:`products_here`."""
+    return dataclasses.replace(processes, products=products_here())
 
 
 def products_here() -> Products:

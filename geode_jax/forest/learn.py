@@ -1,6 +1,5 @@
 """Stage one: from an array to a forest of dictionaries and the statistics of its rows."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -13,7 +12,7 @@ from geode_jax._runtime.compilation import drop_programs_if_many
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import ShowProgress, part_of, progress_bar
 from geode_jax._typing import ArrayLike, KeyArray
-from geode_jax.forest.device_products import products_here
+from geode_jax.forest.device_products import computing_here
 from geode_jax.forest.dictionaries import learn
 from geode_jax.forest.feature_scales import divide_by_units
 from geode_jax.forest.fill import fill_conditionally
@@ -104,7 +103,7 @@ def grow_in_frame(
     arrays as soon as these are known, while work is still to do; not if many rows miss the same features.
     """
     drop_programs_if_many()
-    processes = dataclasses.replace(processes, products=products_here())
+    processes = computing_here(processes)
     num_features = x.shape[1]
     is_observed = None
     if has_missing(x).any():

@@ -11,6 +11,7 @@ import numpy as np
 
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.partition.metis import Partition
+from geode_jax.rows.processes import ALONE, Processes
 
 # With fewer rows per direction, the directions are not estimated well enough to drop the rest.
 ROWS_PER_DIRECTION = 20
@@ -35,20 +36,22 @@ class Reduction(NamedTuple):
         return -0.5 * (freedom * np.log(2 * np.pi * self.noise) + residual / self.noise)
 
 
-def learn_reduction(x: np.ndarray, rank: int, seed: int) -> Reduction | None:
+def learn_reduction(x: np.ndarray, rank: int, seed: int, processes: Processes = ALONE) -> Reduction | None:
     """The leading `rank` directions of the rows; None if a reduction gains nothing, or if there are too few rows."""
-    num_rows, num_features = x.shape
+    num_rows, num_features = processes.count(len(x)), x.shape[1]
     if 2 * rank > num_features or num_rows < ROWS_PER_DIRECTION * rank:
         return None
-    found = learn_subspaces(x, Partition(0, (np.arange(num_rows),)), SubspaceOptions(rank, seed), None)
+    whole = Partition.among(processes, 0, (np.arange(len(x)),))
+    found = learn_subspaces(x, whole, SubspaceOptions(rank, seed), None)
     if found.ranks[0] < rank:
         return None
     origin, basis = found.centres[0, 0], found.bases[0, 0]
     total, kept = 0.0, 0.0
-    for start in range(0, num_rows, 4096):
+    for start in range(0, len(x), 4096):
         centred = x[start : start + 4096] - origin
         total += float(np.square(centred, dtype=np.float64).sum())
         kept += float(np.square(centred @ basis, dtype=np.float64).sum())
+    total, kept = processes.total(np.array([total, kept])).tolist()
     noise = max(total - kept, 0.0) / (num_rows * (num_features - rank))
     if not noise > np.finfo(x.dtype).eps * total / (num_rows * num_features):
         return None  # the rows lie in the span: there is no outside
