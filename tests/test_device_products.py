@@ -26,8 +26,9 @@ from geode_jax.rows.training import Training
 
 @pytest.fixture
 def device(monkeypatch):
-    """Products by JAX's CPU, however small they are."""
+    """Products by JAX's CPU, however small they are, of several blocks."""
     monkeypatch.setattr(device_products, "LEAST_WORK", 0)
+    monkeypatch.setattr(device_products, "BLOCK_NUMBERS", 1000)
     return DeviceProducts(jax.devices()[0])
 
 

@@ -57,7 +57,9 @@ def test_only_a_cpu_draws_a_node_by_one_comparison_after_another(lowered):
     assert count["cuda"] == count["tpu"]
 
 
-def test_stage_one_for_a_gpu_has_no_libraries_and_float64_for_sums_only():
+def test_stage_one_for_a_gpu_has_no_libraries_and_float64_for_moments_only():
+    """Of rows in float32, with JAX's 64-bit types on, so that any other would show."""
+
     def real(*shape):
         return jax.ShapeDtypeStruct(shape, np.float32)
 
@@ -70,7 +72,7 @@ def test_stage_one_for_a_gpu_has_no_libraries_and_float64_for_sums_only():
         "statistics": (_statistics_at, (*nodes, real(64, 10), jax.ShapeDtypeStruct((64, 2), np.int32))),
     }
     for name, (function, shapes) in programs.items():
-        with jax_settings(np.float64 if name == "moments" else np.float32):
+        with jax_settings(np.float64):
             text = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
         assert not re.findall(r"custom_call @([\w.]+)", text), name
         assert ("f64" in text) == (name == "moments"), name

@@ -22,7 +22,7 @@ from geode_jax.fitting import calibration
 from geode_jax.fitting.classes import _common_coordinates
 from geode_jax.fitting.local_rows import bring_rows
 from geode_jax.fitting.stages import Request
-from geode_jax.forest import choices, trees
+from geode_jax.forest import choices, device_products, trees
 from geode_jax.forest.learn import grow_forest
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import sharding
@@ -219,6 +219,20 @@ def test_processes_learn_the_forest_of_one(case, sizes, of_samples, monkeypatch)
     np.testing.assert_allclose(np.concatenate(own, axis=2), statistics, atol=1e-6)
     if nodes is not None:
         np.testing.assert_array_equal(np.concatenate(own_nodes, axis=2), nodes)
+
+
+def test_processes_whose_products_are_those_of_a_device(monkeypatch):
+    """As a GPU's would be, with a process without rows: what they learn is what one with that device does."""
+    monkeypatch.setattr(device_products, "LEAST_WORK", 0)
+    device = device_products.DeviceProducts(jax.devices()[0])
+    monkeypatch.setattr(device_products, "products_here", lambda: device)
+    x, settings = _CASES["candidates"]
+    expected = _forest(x, settings)
+    statistics, nodes = _row_statistics(expected)
+    found = _Together((90, 0, 210))(lambda processes: _row_statistics(_forest(x, settings, processes)))
+    own, own_nodes = zip(*found, strict=True)
+    np.testing.assert_array_equal(np.concatenate(own_nodes, axis=2), nodes)
+    np.testing.assert_allclose(np.concatenate(own, axis=2), statistics, atol=1e-6)
 
 
 def _squared_projections(dictionary, x):

@@ -109,7 +109,7 @@ def test_rows_of_parquet_files(data, tmp_path, dtype):
     assert is_memory_mapped(rows.files[0])
     frame["h"] = np.arange(50)
     frame.to_parquet(tmp_path / "mixed.parquet", index=False)
-    with mock.patch.object(parquet, "BLOCK_NUMBERS", 50):  # several blocks
+    with mock.patch.object(parquet, "BATCH_NUMBERS", 50):  # several blocks
         mixed = checked_rows(tmp_path / "mixed.parquet", min_rows=2, allow_nan=True)
     np.testing.assert_array_equal(mixed[:], frame.to_numpy(np.float64))
 
@@ -120,11 +120,13 @@ def test_parquet_files_that_cannot_be_fitted(data, tmp_path):
     frame.assign(c=np.nan).to_parquet(tmp_path / "hidden.parquet", index=False)
     frame.assign(c="x").to_parquet(tmp_path / "words.parquet", index=False)
     frame.set_index(pd.Index(np.arange(50) ** 2)).to_parquet(tmp_path / "index.parquet")
+    frame.set_index("a").to_parquet(tmp_path / "named.parquet")
     cases = {
         r"X: .*nowhere.parquet: expected a file, got none": ValueError,
         r"X: .*damaged.parquet: expected a .parquet file of columns of numbers": ValueError,
         r"X: .*words.parquet, column 'c': expected numbers, got object": TypeError,
-        r"X: .*index.parquet: .*got an index": ValueError,
+        r"X: .*index.parquet: .*got an index, '__index_level_0__'": ValueError,
+        r"X: .*named.parquet: .*got an index, 'a'": ValueError,
         r"X: .*hidden.parquet: expected no missing values here, got 50 NaN": ValueError,
     }
     for message, kind in cases.items():

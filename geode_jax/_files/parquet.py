@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from geode_jax.rows.blocks import BLOCK_NUMBERS
-
-# What pandas calls the index where it stores one.
+# What pandas calls an index without a name.
 INDEX = "__index_level_0__"
+# Numbers that are read at once: each column of a batch costs a call, whatever its length.
+BATCH_NUMBERS = 2**24
 
 
-def parquet() -> Any:
+def pyarrow_parquet() -> Any:
     """The module of pyarrow for such files. Raises ImportError that says how to install it."""
     try:
         import pyarrow.parquet
@@ -38,20 +38,21 @@ def mapped_copy(path: Any) -> np.ndarray:
     """All rows of a file, (n, D), in float32 if all columns are, else in float64.
 
     They are written, once, to a temporary file without a name, which is mapped into memory and ends with the array:
-    rows of the .parquet file cannot be read one by one.
+    rows of the .parquet file cannot be read one by one. TMPDIR must be on a disk, and hold them.
     """
-    file = parquet().ParquetFile(path)
-    names, num_rows = file.schema_arrow.names, file.metadata.num_rows
-    if INDEX in names:
-        raise ValueError(f"an index, {INDEX!r}, beside its columns; write it with index=False")
-    is_single = all(str(kind) in ("float", "halffloat") for kind in file.schema_arrow.types)
+    file = pyarrow_parquet().ParquetFile(path)
+    schema = file.schema_arrow
+    names, num_rows = schema.names, file.metadata.num_rows
+    index = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
+    if index:
+        raise ValueError(f"an index, {index[0]!r}, beside its columns; write it with index=False")
+    is_single = all(str(kind) in ("float", "halffloat") for kind in schema.types)
     shape, dtype = (num_rows, len(names)), np.dtype(np.float32 if is_single else np.float64)
     if 0 in shape:
         return np.zeros(shape, dtype)
     with tempfile.TemporaryFile() as target:
-        found = np.memmap(target, dtype, mode="w+", shape=shape)
-    start = 0
-    for block in blocks_of(file, names, max(1, BLOCK_NUMBERS // len(names))):
-        found[start : start + len(block)] = block
-        start += len(block)
-    return found
+        # not through the map: a full disk would then end the process
+        for block in blocks_of(file, names, max(1, BATCH_NUMBERS // len(names))):
+            target.write(np.ascontiguousarray(block, dtype).data)
+        target.flush()
+        return np.memmap(target, dtype, mode="r", shape=shape)

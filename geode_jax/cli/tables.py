@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from geode_jax._files.parquet import INDEX, blocks_of, parquet
+from geode_jax._files.parquet import INDEX, blocks_of, pyarrow_parquet
 from geode_jax._files.whole import written_whole
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".parquet")
@@ -253,7 +253,7 @@ def _numbers(
 
 
 def _read_parquet(path: Path, chunk: int, choice: Choice) -> Table:
-    file = parquet().ParquetFile(path)
+    file = pyarrow_parquet().ParquetFile(path)
     every = file.schema_arrow.names
     names = [every[at] for at in choice.positions(every, len(every), path)]
     return Table(file.metadata.num_rows, names, blocks_of(file, names, chunk))
@@ -266,6 +266,9 @@ def new_table(path: Path, num_rows: int, names: Sequence[str]) -> Iterator[Write
     .npy and .npz files have no column names. An .npz file holds one array, X.
     """
     suffix = _suffix(path)
+    if suffix == ".parquet":
+        with _blaming(path):
+            pyarrow_parquet()
     try:
         with written_whole(path) as partial:
             if suffix in (".csv", ".tsv"):
@@ -316,8 +319,7 @@ def _write_text(path: Path, names: Sequence[str], delimiter: str) -> Iterator[Wr
 @contextlib.contextmanager
 def _write_parquet(path: Path, num_rows: int, names: Sequence[str]) -> Iterator[Write]:
     del num_rows
-    with _blaming(path):
-        writing = parquet()
+    writing = pyarrow_parquet()
     import pyarrow
 
     schema = pyarrow.schema([(name, pyarrow.float64()) for name in names])

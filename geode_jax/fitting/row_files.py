@@ -21,7 +21,7 @@ def are_paths(X: Any) -> TypeGuard[str | os.PathLike[str] | Sequence[str | os.Pa
 def checked_rows(X: ArrayLike, *, min_rows: int, allow_nan: bool) -> np.ndarray | RowFiles:
     """The rows of an array, or of .npy and .parquet files, checked; files are not read into memory.
 
-    Raises TypeError or ValueError naming the argument, and the file.
+    Raises TypeError or ValueError naming the argument, and the file; ImportError for a .parquet file without pyarrow.
     """
     if are_paths(X):
         return _opened([X] if isinstance(X, str | os.PathLike) else list(X), min_rows)
@@ -61,5 +61,7 @@ def _parquet(path: str | os.PathLike[str], name: str) -> np.ndarray:
         return mapped_copy(path)
     except TypeError as error:
         raise TypeError(f"{name}, {error}") from error
-    except ValueError as error:
+    except FileNotFoundError:
+        raise
+    except (ValueError, OSError, KeyError) as error:  # whatever pyarrow finds
         raise ValueError(f"{name}: expected a .parquet file of columns of numbers, got {error}") from error

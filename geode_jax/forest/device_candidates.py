@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from geode_jax._typing import Array, Float, Int
+from geode_jax.forest.device_products import power_within
 from geode_jax.learning.evidence import cell_mixture
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.math.lowrank import HIGHEST
@@ -66,7 +67,7 @@ def _blocks(training: Training, rows: np.ndarray, subspaces: Subspaces, nodes: n
     num_features, rank = subspaces.bases.shape[2:]
     numbers = nodes.size * (rank + 1) + 3 * NODES_AT_ONCE * num_features
     most = max(1, BLOCK_BYTES // (training.x.dtype.itemsize * numbers))
-    size = 1 << (min(most, max(1, int(np.bincount(holdout).max(initial=0)))).bit_length() - 1)
+    size = power_within(min(most, int(np.bincount(holdout).max(initial=0))))
     for number in np.flatnonzero(np.bincount(holdout)):
         centres, bases = jax.device_put((subspaces.centres[number, nodes], subspaces.bases[number, nodes]))
         inside = np.flatnonzero(holdout == number)

@@ -12,27 +12,33 @@ import numpy as np
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, Float, Int
 from geode_jax.math.lowrank import HIGHEST
+from geode_jax.rows.blocks import slices
 from geode_jax.rows.processes import Processes
 from geode_jax.rows.products import BY_NUMPY, Products
 
-# A product of fewer multiplications is done by NumPy before it is on its way to a device.
+# A product of fewer multiplications is done by NumPy before it would be on its way to a device: an estimate, as no GPU
+# was at hand.
 LEAST_WORK = 2**26
+# Numbers of a block: at 32 MiB in float64, what it takes to send it off is little beside sending it.
+BLOCK_NUMBERS = 2**22
 
 
 class DeviceProducts(Products):
-    """By a device of JAX. Blocks are padded to powers of two, so that a handful of programs serves all of them."""
-
-    block_numbers = 2**22
+    """By a device of JAX. Lengths are powers of two, or padded to one, so that a handful of programs serves all."""
 
     def __init__(self, device: jax.Device) -> None:
         self.device = device
+
+    def blocks(self, length: int, width: int) -> Iterator[slice]:
+        """Slices of a power of two of rows (or columns) but for the last."""
+        return slices(length, 1, numbers=power_within(BLOCK_NUMBERS // max(1, width)))
 
     def moments(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and scatter, from sums in float64 whatever the precision of the rows."""
         if rows.size * rows.shape[1] < LEAST_WORK:
             return super().moments(rows)
         with self._at_work(np.float64):
-            mean, scatter = _moments(jax.device_put(_padded(rows)), np.int32(len(rows)))
+            mean, scatter = _moments(jax.device_put(_padded(rows, 1)), np.int32(len(rows)))
             return np.asarray(mean), np.asarray(scatter)
 
     def inner(self, rows: np.ndarray) -> np.ndarray:
@@ -40,14 +46,14 @@ class DeviceProducts(Products):
         if rows.size * len(rows) < LEAST_WORK:
             return super().inner(rows)
         with self._at_work(rows.dtype):
-            return np.asarray(_inner(jax.device_put(_padded(_padded(rows).T).T)))[: len(rows), : len(rows)]
+            return np.asarray(_inner(jax.device_put(_padded(rows, 2))))[: len(rows), : len(rows)]
 
     def product(self, rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
         """``rows @ matrix``."""
         if rows.size * matrix.shape[1] < LEAST_WORK:
             return super().product(rows, matrix)
         with self._at_work(np.result_type(rows, matrix)):
-            return np.asarray(_product(*jax.device_put((_padded(rows), matrix))))[: len(rows)]
+            return np.asarray(_product(*jax.device_put((_padded(rows, 1), matrix))))[: len(rows)]
 
     @contextmanager
     def _at_work(self, dtype: np.dtype | type) -> Iterator[None]:
@@ -57,7 +63,13 @@ class DeviceProducts(Products):
 
 
 def computing_here(processes: Processes) -> Processes:
-    """The same processes, whose products are those of :func:`products_here`."""
+    """The same processes, whose products are those of :func:`products_here`.
+
+    NumPy's where several processes each learn from all rows: these must find the same to the last bit, and a GPU's
+    products depend on which way of computing them XLA has found to be the fastest.
+    """
+    if processes.is_alone and jax.process_count() > 1:
+        return processes
     return dataclasses.replace(processes, products=products_here())
 
 
@@ -70,10 +82,15 @@ def products_here() -> Products:
     return DeviceProducts(device) if device.platform == "gpu" else BY_NUMPY
 
 
-def _padded(rows: np.ndarray) -> np.ndarray:
-    """The rows (m, D) with rows of zeros after them, up to a power of two."""
-    size = 1 << (len(rows) - 1).bit_length()
-    return rows if size == len(rows) else np.pad(rows, [(0, size - len(rows)), (0, 0)])
+def power_within(number: int) -> int:
+    """The largest power of two that is not above a number; at least 1."""
+    return 1 << max(0, number.bit_length() - 1)
+
+
+def _padded(rows: np.ndarray, num_axes: int) -> np.ndarray:
+    """The rows with zeros after them, up to a power of two along the first axis, or along both."""
+    more = [(1 << (size - 1).bit_length()) - size for size in rows.shape[:num_axes]]
+    return np.pad(rows, [(0, size) for size in [*more, 0][:2]]) if any(more) else rows
 
 
 @jax.jit

@@ -99,7 +99,16 @@ def candidate_statistics(
     shape = (len(trees), *layouts[0].row.shape)
     residual, squared = aligned_zeros(shape, dtype), aligned_zeros((*shape, rank), dtype)
 
-    def learn(part: tuple[int, int, int]) -> None:
+    def by_device(tree: int) -> None:
+        nodes, stores, size = candidates[tree], (residual[tree], squared[tree]), num_places // num_shards
+        for place, *values in statistics_on_device(training, rows, trees[tree], nodes):
+            is_pair = nodes[place] < num_nodes
+            shard = np.broadcast_to(place[:, None] // size, is_pair.shape)[is_pair]
+            position = layouts[tree].position[:, place].T[is_pair]
+            for store, found in zip(stores, values, strict=True):
+                store[shard, position] = found[is_pair]
+
+    def by_numpy(part: tuple[int, int, int]) -> None:
         tree, shard, number = part
         layout = layouts[tree]
         blocks = np.flatnonzero(layout.block_node[shard] == number)
@@ -112,16 +121,10 @@ def candidate_statistics(
             residual[tree, shard, here], squared[tree, shard, here] = found
 
     if isinstance(training.processes.products, DeviceProducts):
-        size = num_places // num_shards
-        for own, nodes, layout, *stores in zip(trees, candidates, layouts, residual, squared, strict=True):
-            for at, *values in statistics_on_device(training, rows, own, nodes):
-                is_pair = nodes[at] < num_nodes
-                shard = np.broadcast_to(at[:, None] // size, is_pair.shape)[is_pair]
-                place = layout.position[:, at].T[is_pair]
-                for store, found in zip(stores, values, strict=True):
-                    store[shard, place] = found[is_pair]
+        for tree in range(len(trees)):
+            by_device(tree)
     else:
-        parallel_map(learn, itertools.product(range(len(trees)), range(num_shards), range(num_nodes)))
+        parallel_map(by_numpy, itertools.product(range(len(trees)), range(num_shards), range(num_nodes)))
     block_node = np.stack([layout.block_node for layout in layouts])
     position = np.stack([layout.position for layout in layouts])
     counts = np.full(len(trees), num_rows, np.int32)

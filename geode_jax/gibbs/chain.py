@@ -95,7 +95,7 @@ def _draw_per_row(key: KeyArray, log_weights: Float[Array, "S"], statistics: Any
 
 
 def without_rows(chain: Chain) -> Chain:
-    """What :func:`draw_of` takes of a chain: nothing of the size of the data, no tallies."""
+    """A chain in so far as :func:`draw_of` reads it: without what has the size of the data, log_ratio and tallies."""
     none = jnp.zeros(0, jnp.int32)
     return eqx.tree_at(
         lambda it: (it.state.node, it.state.log_ratio, it.state.partial, it.adaptation),

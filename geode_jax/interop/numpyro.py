@@ -162,7 +162,7 @@ class GeodeKernel(MCMCKernel):
     def _state(
         self, key: KeyArray, keys: KeyArray, chain: Chain, sweep: Array, num_warmup: Array, problem: Problem
     ) -> KernelState:
-        """`keys`: those of the trees' last steps."""
+        """`keys`: those of the trees' last steps, or of their start."""
         draw = jax.vmap(draw_of)(keys, chain, problem)
         # NumPyro's summaries take quantiles, which booleans have none of
         fields = {**vars(draw), "is_active": draw.is_active.astype(jnp.int32)}

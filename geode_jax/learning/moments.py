@@ -12,7 +12,6 @@ import numpy as np
 
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Parts
 from geode_jax.rows.processes import NUMBERS_AT_ONCE, Processes
 from geode_jax.rows.products import BY_NUMPY, Products
@@ -61,7 +60,7 @@ def moments_of(x: Rows, rows: np.ndarray, products: Products = BY_NUMPY) -> Mome
     """Moments of some rows of x, (n, D), as one part; in blocks: no copy of the rows is made."""
     num_features = x.shape[1]
     found: Moments | None = None
-    for some in slices(rows.size, num_features, numbers=products.block_numbers):
+    for some in products.blocks(rows.size, num_features):
         block = x[rows[some]]
         mean, scatter = products.moments(block)
         own = Moments(np.array([len(block)]), mean[None], scatter[None], float(np.abs(block).max()))

@@ -118,14 +118,16 @@ def learn_covariances(x: Rows, folds: np.ndarray, processes: Processes = ALONE) 
 
 
 def _moments(x: Rows, rows: np.ndarray, processes: Processes) -> _Moments:
-    total, products = np.zeros(x.shape[1]), np.zeros((x.shape[1], x.shape[1]))
-    for block in slices(rows.size, x.shape[1], numbers=processes.products.block_numbers):
+    sizes, means, scatters = [0], [np.zeros(x.shape[1])], np.zeros((x.shape[1], x.shape[1]))
+    for block in processes.products.blocks(rows.size, x.shape[1]):
         mean, scatter = processes.products.moments(x[rows[block]])
-        number = block.stop - block.start
-        total += number * mean
-        products += scatter + number * np.outer(mean, mean)
+        sizes.append(block.stop - block.start)
+        means.append(mean)
+        scatters += scatter
+    by_block = np.array(sizes)[:, None] * means
+    total, outer = by_block.sum(axis=0), scatters + by_block.T @ means
     size = int(processes.total(np.array([rows.size]))[0])
-    return _Moments(float(size), processes.total(total), processes.total(products))
+    return _Moments(float(size), processes.total(total), processes.total(outer))
 
 
 def _principal_axes(moments: _Moments) -> np.ndarray:
@@ -180,7 +182,7 @@ def _whitened(x: Rows, root: NoiseRoot, scratch: np.ndarray | None, products: Pr
     if scratch is None:
         return Product(x, [root.whitening])
     matrix = root.whitening.astype(x.dtype)
-    for rows in slices(*x.shape, numbers=products.block_numbers):
+    for rows in products.blocks(*x.shape):
         scratch[rows] = products.product(x[rows], matrix)
     return scratch
 

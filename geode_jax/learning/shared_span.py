@@ -20,7 +20,6 @@ from geode_jax.learning.subspaces import (
     learn_subspaces,
 )
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, each_fold, fold_sizes, kept_rows
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.products import Products
@@ -98,7 +97,7 @@ def _mean_squares(
 ) -> tuple[np.ndarray, float]:
     """Mean squared coordinates, (r,), and mean squared norm of the used rows, about the centre."""
     squares, total, count = np.zeros(basis.shape[1]), 0.0, int(is_used.sum())
-    for rows in slices(*x.shape, numbers=processes.products.block_numbers):
+    for rows in processes.products.blocks(*x.shape):
         centred = x[rows][is_used[rows]] - centre
         squares += np.square(processes.products.product(centred, basis), dtype=np.float64).sum(axis=0)
         total += float(np.square(centred, dtype=np.float64).sum())
@@ -109,7 +108,7 @@ def _mean_squares(
 def _coordinates(x: Rows, centre: np.ndarray, basis: np.ndarray, products: Products) -> np.ndarray:
     """Coordinates of the rows, (n, r), computed in blocks: no centred copy of all rows is made."""
     found = np.empty((x.shape[0], basis.shape[1]), np.result_type(x.dtype, centre, basis))
-    for rows in slices(*x.shape, numbers=products.block_numbers):
+    for rows in products.blocks(*x.shape):
         found[rows] = products.product(x[rows] - centre, basis)
     return found
 

@@ -20,7 +20,7 @@ from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, Parts, each_fold, kept_rows
 from geode_jax.rows.processes import ALONE, NUMBERS_AT_ONCE, Processes
-from geode_jax.rows.products import Products
+from geode_jax.rows.products import BY_NUMPY, Products
 from geode_jax.rows.view import Rows
 
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
@@ -289,7 +289,8 @@ class _Cells:
         else:
             cell = self._joined.pop(node, None) or self._join([node])[node]
             everyones = np.arange(size)
-            by_mask = _by_gram(cell.x, everyones, rank, self._processes.products)
+            # by every process, which must all find the same to the last bit: devices need not
+            by_mask = _by_gram(cell.x, everyones, rank, BY_NUMPY)
             kept = kept_rows(everyones, None if self._folds is None else cell.folds, self._holdouts)
         return lambda out, prior: by_mask(kept[out], prior)
 
@@ -368,7 +369,7 @@ def _by_gram(x: Rows, rows: np.ndarray, rank: int, products: Products) -> Callab
 
     def columns() -> Iterator[tuple[slice, np.ndarray]]:
         """Centred features in float64, a few at a time: no copy of the rows is made."""
-        for some in slices(x.shape[1], rows.size, numbers=products.block_numbers):
+        for some in products.blocks(x.shape[1], rows.size):
             yield some, x[rows, some] - origin[some]
 
     gram = sum((products.inner(block) for _, block in columns()), np.zeros(()))

@@ -14,7 +14,6 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from geode_jax._runtime.threads import parallel_map
-from geode_jax.rows.blocks import slices
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.products import Products
 from geode_jax.rows.view import Rows
@@ -162,7 +161,7 @@ def _paths(x: Rows, sample: np.ndarray, partition: Partition, products: Products
         for scale in range(partition.depth):
             own[:] = 2 * own + is_right[row, column[2**scale - 1 + own]]
 
-    parallel_map(route, slices(x.shape[0], x.shape[1] + splits.size, numbers=products.block_numbers))
+    parallel_map(route, products.blocks(x.shape[0], x.shape[1] + splits.size))
     return path
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-# 2 MiB in float64: every core holds a few such blocks, and malloc keeps them.
+# 2 MiB in float64: every core holds a few such blocks, and malloc keeps them. (What goes to a GPU is in larger ones.)
 BLOCK_NUMBERS = 2**18
 
 

@@ -23,7 +23,7 @@ class Processes:
     """P processes.
 
     `sizes`: how many rows each holds. `index`: which of them this is. `add`: gives the sum of everyone's arrays, (m,)
-    in float64; None where one process holds all rows. `products`: who computes those of this process's rows.
+    in float64; None where one process holds all rows. `products`: how this process computes those of its rows.
     """
 
     sizes: tuple[int, ...]

@@ -1,17 +1,21 @@
-"""Products of rows whose cost grows with their number, by NumPy or by whoever is given instead of it.
+"""Products of rows whose cost grows with their number: by NumPy, or by a device in its place.
 
-What there is to choose, and the eigenvectors of small matrices, is NumPy's in any case.
+The rest of stage one is always NumPy's: graphs and trees, decompositions of matrices, choices.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
-from geode_jax.rows.blocks import BLOCK_NUMBERS
+from geode_jax.rows.blocks import slices
 
 
 class Products:
-    """By NumPy. `block_numbers`: how many numbers of the rows to pass at once."""
+    """By NumPy."""
 
-    block_numbers = BLOCK_NUMBERS
+    def blocks(self, length: int, width: int) -> Iterator[slice]:
+        """Slices of `length` rows (or columns) of `width` numbers each, to pass one at a time."""
+        return slices(length, width)
 
     def moments(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean (D,) and scatter about it (D, D) of rows (m, D), in float64; m is not 0."""
