@@ -238,7 +238,7 @@ def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], sizes: np.ndarray
 def _bytes_of_classes(task: _Task) -> dict[str, int]:
     """Bytes of the large arrays of all classes together; only one batch of them has its statistics at a time."""
     plan, request = task.plan, task.request
-    total: dict[str, int] = {"rows": task.x.nbytes, "dictionaries": 0, "statistics": 0, "draws": 0}
+    total: dict[str, int] = {"rows": task.x.nbytes, "dictionaries": 0, "trees": 0, "statistics": 0, "draws": 0}
     for batch in _batches(task):
         parts = []
         for number in batch:
@@ -247,7 +247,8 @@ def _bytes_of_classes(task: _Task) -> dict[str, int]:
             parts.append(bytes_needed(own, request.sampler, request.dtype.itemsize, num_rows=num_rows))
         for name in ("dictionaries", "draws"):
             total[name] += sum(part[name] for part in parts)
-        total["statistics"] = max(total["statistics"], sum(part["statistics"] for part in parts))
+        for name in ("trees", "statistics"):
+            total[name] = max(total[name], sum(part[name] for part in parts))
     return total
 
 

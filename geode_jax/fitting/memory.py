@@ -20,7 +20,13 @@ def bytes_needed(
     num_rows = plan.num_rows if num_rows is None else num_rows
     num_trees, rank = plan.request.num_trees, plan.max_rank
     nodes = num_trees * plan.num_nodes
-    pairs = num_trees * num_rows * plan.num_candidates(rank)
+    width = plan.num_candidates(rank)
+    pairs = num_trees * num_rows * width
+    # where rows have candidates, which these are and where their statistics are stored
+    of_pair = itemsize * (rank + 1) + (8 if width < plan.num_nodes else 0)
+    # the rows of every cell, and a row's fold; the rows that trees are learned from, and their neighbours
+    places = 8 * num_rows * (num_trees * (plan.tree.depth + 1) + 1)
+    graph = plan.tree_rows * (itemsize * plan.num_features + 24 * plan.tree.num_neighbors)
     draws = nodes * sampler.num_chains * sampler.num_samples
     # the rows, and a copy whitened for one dictionary at a time
     noise, is_divided = plan.request.noise_covariance, num_rows < plan.num_rows
@@ -36,7 +42,8 @@ def bytes_needed(
     return {
         "rows": itemsize * (copies - is_mapped) * num_rows * plan.num_features,
         "dictionaries": itemsize * (nodes * ((plan.num_holdouts - 1) * coordinates + kept) * (rank + 1) + of_space),
-        "statistics": itemsize * pairs * (rank + 1),
+        "trees": places + graph,
+        "statistics": of_pair * pairs,
         "draws": draws * (2 * itemsize + 1) * rank,
     }
 
