@@ -50,6 +50,7 @@ def test_signal_is_alpha_in_data_units(posterior):
     np.testing.assert_allclose(found, unit * np.sqrt(alpha2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_replicated_data_are_what_plot_ppc_takes(posterior, data):
     found = to_arviz(posterior, data[:40], jax.random.key(0), num_replications=10)
     replications = found["posterior_predictive"]["x"]

@@ -141,6 +141,7 @@ def test_statistics_and_probe_are_those_of_all_nodes(forests, data):
         np.testing.assert_array_equal(probe.is_candidate, (nodes[:, None] == np.arange(7)[:, None]).any(axis=0))
 
 
+@pytest.mark.slow
 def test_lost_mass_is_what_the_other_nodes_would_have(forests):
     """By the posterior's own draws; what was found by the candidates' own mixture would say nothing is lost."""
     few = forests[1]

@@ -166,6 +166,7 @@ def test_errors(posterior, rows, call, message):
         call(conditional, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("posterior", ["float32"], indirect=True)
 def test_rows_of_one_pattern_share_its_algebra(posterior, data, monkeypatch):
     """40 rows miss the same features, 5 others do not: as one by one, in their order."""
@@ -199,6 +200,7 @@ def test_rows_of_one_pattern_share_its_algebra(posterior, data, monkeypatch):
     np.testing.assert_array_equal(draws[:, ~np.isnan(hidden)], np.stack([hidden[~np.isnan(hidden)]] * 2))
 
 
+@pytest.mark.slow
 @ANY_NOISE_SLOW
 def test_rows_are_filled_in_at_their_missing_features_only(posterior, data, monkeypatch):
     """Places for as many features as any row misses: the same numbers as with places for all."""

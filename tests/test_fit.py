@@ -35,6 +35,7 @@ def _shared(x):
     return geode_jax.fit(jax.random.key(0), x, dictionary=DICTIONARY, sampler=SAMPLER)
 
 
+@pytest.mark.slow
 def test_scaling_and_moving_the_data_changes_only_the_units(data):
     """fit(c Y + t) has the same posterior in the new units: same draws, log density less D log c."""
     key = jax.random.key(3)

@@ -140,6 +140,7 @@ def test_both_types_and_settings(data):
     assert np.isfinite(geode_jax.log_density(published, data)).all()
 
 
+@pytest.mark.slow
 def test_groups_candidates_and_shared_matrices(data):
     """All rows have their place; rows that miss the same features share matrices, others do not."""
     for kind, is_shared in (("one pattern", True), ("at random", False)):
@@ -483,6 +484,7 @@ def test_numpyro_kernel_and_saving(data, tmp_path):
     np.testing.assert_array_equal(geode_jax.log_density(loaded, data), geode_jax.log_density(posterior, data))
 
 
+@pytest.mark.slow
 def test_no_complete_row(data):
     hidden = _hide(data, "monotone")
     hidden[np.arange(6), np.arange(6)] = np.nan

@@ -221,6 +221,7 @@ def test_processes_learn_the_forest_of_one(case, sizes, of_samples, monkeypatch)
         np.testing.assert_array_equal(np.concatenate(own_nodes, axis=2), nodes)
 
 
+@pytest.mark.slow
 def test_processes_whose_products_are_those_of_a_device(monkeypatch):
     """As a GPU's would be, with a process without rows: what they learn is what one with that device does."""
     monkeypatch.setattr(device_products, "LEAST_WORK", 0)
@@ -321,9 +322,11 @@ def test_uniforms_of_rows_are_those_of_jax(dtype):
     assert (high * 2**32 + low == number.astype(object) * 1000).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "membership",
-    [pytest.param(None, id="direct"), pytest.param(SliceMembership(), id="slices", marks=pytest.mark.slow)],
+    [None, SliceMembership()],
+    ids=["direct", "slices"],
 )
 def test_rows_are_drawn_alike_wherever_they_are_stored(membership):
     """Three shards of 128 places with 80, 0 and 120 rows, against 200 rows in the first 256 places."""
@@ -356,6 +359,7 @@ def test_rows_are_drawn_alike_wherever_they_are_stored(membership):
         np.testing.assert_array_equal(found.sums.count, expected.sums.count)
 
 
+@pytest.mark.slow
 def test_one_process_may_call_its_rows_its_own():
     x, settings = _CASES["all nodes"]
     given = {"dictionary": DictionarySettings(**settings), "sampler": SamplerSettings(num_warmup=5, num_samples=5)}

@@ -76,6 +76,7 @@ def test_rows_of_files_are_what_one_array_would_be(data, index):
     assert found.flags.owndata
 
 
+@pytest.mark.slow
 def test_a_fit_of_files_is_that_of_their_rows(data, tmp_path):
     """With a checkpoint too, which belongs to the rows in all files."""
     paths = [tmp_path / "one.npy", tmp_path / "none.npy", tmp_path / "rest.npy"]

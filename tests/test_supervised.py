@@ -130,6 +130,7 @@ def hidden(linear):
     return np.where(np.random.default_rng(2).random(linear[0].shape) < 0.15, np.nan, linear[0])
 
 
+@pytest.mark.slow
 def test_imputer(linear, hidden):
     X = linear[0]
     frame = pd.DataFrame(hidden, columns=list("abcdef")).dropna(how="all")
