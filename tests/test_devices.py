@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ANY_NOISE, DICTIONARY, run_two_processes
+from conftest import DICTIONARY, run_two_processes
 from jax.sharding import Mesh
 
 import geode_jax
@@ -185,7 +185,7 @@ def _predictions(posterior, rows, key):
 
 @needs_devices
 @pytest.mark.slow
-@ANY_NOISE
+@pytest.mark.parametrize("posterior", ["shaped", "float64"], indirect=True)  # in float32, and with isotropic noise
 def test_rows_of_predictions_are_spread(posterior, data, monkeypatch):
     """Over all devices of the mesh, 40 rows of one pattern and 30 of others, with the results of one device.
 
