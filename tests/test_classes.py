@@ -147,7 +147,7 @@ def test_calibration_tempers_densities_that_are_too_sure(train):
     rows = rng.normal(size=(160, 10))
     labels = rng.integers(0, 2, 160)
     options = {"dictionary": SETTINGS, "sampler": SAMPLER}
-    plain = geode_jax.fit_classes(jax.random.key(0), rows, labels, calibrate=False, **options)
+    plain = geode_jax.fit_classes(jax.random.key(0), rows, labels.astype(np.uint8), calibrate=False, **options)
     tempered = geode_jax.fit_classes(jax.random.key(0), rows, labels, **options)
     assert plain.power == 1.0
     assert tempered.power < 0.3

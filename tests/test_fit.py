@@ -459,7 +459,7 @@ def test_memory_that_will_not_suffice(data, monkeypatch):
     tables = (statistics.node.nbytes + statistics.position.nbytes) * len(data) // places
     found = memory.bytes_needed(Plan.of(few, *data.shape), SAMPLER, 4)
     assert found["statistics"] == 3 * from_shape["statistics"] // 7 + tables
-    assert found["trees"] == 8 * len(data) * (2 * 3 + 1) + len(data) * (4 * 6 + 24 * 10)
+    assert found["trees"] == 8 * len(data) * (2 * 3 + 1) + len(data) * 24 * 10
     monkeypatch.setattr(memory, "_physical_memory", lambda: 2**10)
     with pytest.warns(RuntimeWarning, match="GiB .*fewer trees") as told:
         geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)

@@ -458,7 +458,7 @@ def test_two_processes_with_their_own_rows_draw_what_one_does(tmp_path):
     first, second = run_two_processes(_PROCESS, "finish", tmp_path)
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert [path.stat().st_mtime_ns for path in kept] == written  # neither learned nor saved again
-    assert "X: another process, number 1, has rows that cannot be fitted; its own error says why" in first[1]
+    assert "X: another process, number 1, has rows or labels that cannot be fitted; its own error says why" in first[1]
     assert "X: expected no missing values here, got 1 NaN (the first in row 3, column 2)" in second[1]
     for output in (first[1], second[1]):
         assert "goes on from 20" in output
@@ -494,7 +494,7 @@ def _classes():
 
 
 _CLASSES = """
-import sys
+import os, sys
 import jax, numpy as np
 port, number, folder = sys.argv[1:]
 jax.config.update("jax_num_cpu_devices", 2)
@@ -509,12 +509,15 @@ for bad in (-labels, labels[:, None], np.where(np.cumsum(labels) > 2, 0, labels)
         geode_jax.fit_classes(jax.random.key(0), x, bad, **given)
     except ValueError as error:
         print(error)
-found = geode_jax.fit_classes(
-    jax.random.key(0), x, labels, **given, checkpoint=f"{folder}/unfinished",
-    dictionary=DictionarySettings(num_trees=1, depth=2, shared_span=SharedSpan(3)),
-    sampler=SamplerSettings(num_warmup=20, num_samples=20, segment_length=20),
-)
-found.save(f"{folder}/classes {number}.npz")
+given["dictionary"] = DictionarySettings(num_trees=1, depth=2, shared_span=SharedSpan(3))
+given["sampler"] = SamplerSettings(num_warmup=20, num_samples=20, segment_length=20)
+for name in ("classes", "again"):  # from the checkpoint, where one process has lost the forest of class 1
+    found = geode_jax.fit_classes(
+        jax.random.key(0), x, labels.astype(np.uint8), **given, checkpoint=f"{folder}/unfinished"
+    )
+    found.save(f"{folder}/{name} {number}.npz")
+    if name == "classes" and number == "1":
+        os.remove(f"{folder}/unfinished/process 1/class 1/forest.npz")
 print(geode_jax.class_log_probabilities(found, x[:5]).shape)
 """
 
@@ -528,15 +531,16 @@ def test_two_processes_with_rows_of_some_classes_fit_what_one_does(tmp_path):
         np.save(tmp_path / f"labels {number}.npy", own)
     first, second = run_two_processes(_CLASSES, tmp_path)
     assert first[0] == second[0] == 0, first[2] + second[2]
-    assert "X: another process, number 1, has rows that cannot be fitted" in first[1]
+    assert "X: another process, number 1, has rows or labels that cannot be fitted" in first[1]
     assert "labels: expected integers from 0, got -1" in second[1]
     assert "labels: expected 100 integers, got int64 of shape (100, 1)" in first[1]
     for output in (first[1], second[1]):
         assert "process_local: expected more than 4 rows of every class in all processes together, got 2" in output
         assert "(5, 2)" in output
     sampler = SamplerSettings(num_warmup=20, num_samples=20, segment_length=20)
-    found, other = (geode_jax.ClassPosterior.load(tmp_path / f"classes {number}.npz") for number in range(2))
-    assert eqx.tree_equal(found, other)
+    names = ("classes 0", "classes 1", "again 0", "again 1")
+    found, *others = (geode_jax.ClassPosterior.load(tmp_path / f"{name}.npz") for name in names)
+    assert all(eqx.tree_equal(found, other) for other in others)
     settings = DictionarySettings(num_trees=1, depth=2, shared_span=geode_jax.SharedSpan(3))
     expected = geode_jax.fit_classes(
         jax.random.key(0), x, labels, dtype="float64", dictionary=settings, sampler=sampler

@@ -134,6 +134,12 @@ def test_parquet_files_that_cannot_be_fitted(data, tmp_path):
         name = message.split("*")[1].split(".parquet")[0] + ".parquet"
         with pytest.raises(kind, match=message):
             checked_rows(tmp_path / name, min_rows=2, allow_nan=True)
+    frame.to_parquet(tmp_path / "good.parquet", index=False)
+    with (
+        mock.patch.object(parquet.tempfile, "TemporaryFile", side_effect=FileNotFoundError("no folder")),
+        pytest.raises(RuntimeError, match=r"temporary file, which failed: no folder; set TMPDIR"),
+    ):
+        checked_rows(tmp_path / "good.parquet", min_rows=2, allow_nan=True)
     with (
         mock.patch.dict(sys.modules, {"pyarrow.parquet": None, "pyarrow": None}),
         pytest.raises(ImportError, match=r"pip install .geode-jax\[parquet\]"),

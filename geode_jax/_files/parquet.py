@@ -1,5 +1,6 @@
 """Columns of numbers in .parquet files. pyarrow is an extra, and imported only where such a file is opened."""
 
+import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -38,21 +39,36 @@ def mapped_copy(path: Any) -> np.ndarray:
     """All rows of a file, (n, D), in float32 if all columns are, else in float64.
 
     They are written, once, to a temporary file without a name, which is mapped into memory and ends with the array:
-    rows of the .parquet file cannot be read one by one. TMPDIR must be on a disk, and hold them.
+    rows of the .parquet file cannot be read one by one. TMPDIR must be on a disk, and hold them: RuntimeError if not.
     """
     file = pyarrow_parquet().ParquetFile(path)
     schema = file.schema_arrow
     names, num_rows = schema.names, file.metadata.num_rows
-    index = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
+    told = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
+    index = told or [name for name in names if name == INDEX]  # other programs may drop what pandas told
     if index:
         raise ValueError(f"an index, {index[0]!r}, beside its columns; write it with index=False")
     is_single = all(str(kind) in ("float", "halffloat") for kind in schema.types)
     shape, dtype = (num_rows, len(names)), np.dtype(np.float32 if is_single else np.float64)
     if 0 in shape:
         return np.zeros(shape, dtype)
-    with tempfile.TemporaryFile() as target:
-        # not through the map: a full disk would then end the process
+    with contextlib.ExitStack() as stack:
+        with _room():
+            target = stack.enter_context(tempfile.TemporaryFile())
         for block in blocks_of(file, names, max(1, BATCH_NUMBERS // len(names))):
-            target.write(np.ascontiguousarray(block, dtype).data)
-        target.flush()
+            with _room():  # not through the map: a full disk would then end the process
+                target.write(np.ascontiguousarray(block, dtype).data)
+                target.flush()
         return np.memmap(target, dtype, mode="r", shape=shape)
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """Context in which an error of the temporary file is a RuntimeError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(
+            f"rows of .parquet files are first written to a temporary file, which failed: {error}; set TMPDIR to a"
+            " folder with room for them"
+        ) from error

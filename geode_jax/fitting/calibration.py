@@ -49,7 +49,8 @@ def calibrated_powers(
     chosen = candidates[place[(place >= 0) & (place < candidates.size)]]
     order = np.argsort(np.argsort(everyones))
     own = own[everyones]
-    rows, log_own = (processes.joined(values)[order] for values in (data[chosen], log_own[chosen]))
+    rows = processes.joined(data[chosen].astype(np.float64))[order]
+    log_own = processes.joined(log_own[chosen])[order]
     log_density = mean_over_draws(class_log_densities(posterior, rows))
     outside = posterior.log_density_outside(to_model(rows, posterior.frame, posterior.dtype))
     optimism = log_density[np.arange(own.size), own] - log_own - outside

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from geode_jax._checks import check_key, check_training_data
+from geode_jax._checks import check_key
 from geode_jax._files.checkpoint import Checkpoint
 from geode_jax._runtime.collectives import lost_processes_are_told
 from geode_jax._runtime.jax_settings import jax_settings
@@ -20,6 +20,7 @@ from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.fitting.calibration import calibrated_powers
 from geode_jax.fitting.local_rows import bring_rows
 from geode_jax.fitting.memory import bytes_needed, warn_if_too_large
+from geode_jax.fitting.row_files import checked_rows
 from geode_jax.fitting.stages import Request, kept_forest, posterior_of, sample_forests
 from geode_jax.forest.device_products import computing_here
 from geode_jax.forest.feature_scales import divide_by_units, noise_scales
@@ -49,7 +50,8 @@ SIZE_RATIO = 1.5
 class _Task(NamedTuple):
     """What all classes share: model coordinates, the rows of each class, the plan, the request and the checkpoint.
 
-    `sizes`: (P, G), how many rows of every class each process has. `devices`: that it has for its rows.
+    `sizes`: (P, G), how many rows of every class each process has. `devices`: how many each has for its rows; empty if
+    one process has all rows.
     `is_reduced`: whether the coordinates are those in the span common to all classes. The plan is that of the largest
     class, whose array shapes all classes use.
     """
@@ -107,9 +109,10 @@ def fit_classes(
       :func:`geode_jax.fit`. If X has NaN, there is no span, and no noise scales of features.
     - `labels`: class of each row, (n,), integers 0..G-1, every one of them with at least two rows.
     - `class_probabilities`: (G,), positive; None takes the shares of the rows.
-    - `process_local`: X and `labels` hold only the rows of this process, as in :func:`geode_jax.fit`; it may have none
-      of some classes. All processes together need more rows of every class than half as many as features (or directions
-      of the span). Classes are then sampled one after the other.
+    - `process_local`: X and `labels` hold only the rows of this process, as in :func:`geode_jax.fit`; this process
+      may have none of some classes. Of every class, all processes together need more rows than half the number of
+      features (or of directions of the span). Classes are then sampled one after the other; one process samples classes
+      of similar size together, and draws others.
     - `calibrate`: raise class densities to the power that predicts training rows best, each held out from its true
       class, because densities in many dimensions are overconfident. False leaves them unchanged.
 
@@ -133,7 +136,7 @@ def fit_classes(
         with lost_processes_are_told(request.mesh):
             data, processes, devices = bring_rows(X, request.mesh, key, settings, partial(_check_labels, labels))
     else:
-        data = check_training_data(X)
+        data = checked_rows(X, min_rows=2, allow_nan=True)
     index = _check_labels(labels, len(data))
     if has_missing(data).any():
         request.check_missing()
@@ -160,18 +163,20 @@ def fit_classes(
             return found
         show(0.95, "calibrating")
         powers = calibrated_powers(found, data, index, held_out, processes)
+        # in their last digits they may depend on a process's devices
+        powers = tuple(processes.each(np.array(powers))[0].tolist())
         show(1.0, "fitted classes")
         return ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, *powers)
 
 
 def _check_labels(labels: ArrayLike, num_rows: int) -> np.ndarray:
     """Labels as integers."""
-    index = np.asarray(labels)
+    index = np.asarray(labels, int if num_rows == 0 and np.size(labels) == 0 else None)
     if index.shape != (num_rows,) or index.dtype.kind not in "iu":
         raise ValueError(f"labels: expected {num_rows} integers, got {index.dtype} of shape {index.shape}")
     if index.min(initial=0) < 0:
         raise ValueError(f"labels: expected integers from 0, got {index.min()}")
-    return index
+    return index.astype(np.int64)
 
 
 def _sizes_of_classes(index: np.ndarray, processes: Processes) -> np.ndarray:
@@ -212,7 +217,7 @@ def _common_coordinates(
 ) -> tuple[Frame, Reduction | None, np.ndarray]:
     settings, processes = request.dictionary, computing_here(processes)
     frame = learn_frame(data, processes)
-    x = to_model(data[:], frame, request.dtype)
+    x = to_model(data, frame, request.dtype)
     plan = Plan.of(settings, processes.count(len(x)), x.shape[1])
     _, frame, _ = divide_by_units(x, frame, plan, 0, processes)  # in place
     is_observed = ~np.isnan(x)
@@ -242,13 +247,14 @@ def _bytes_of_classes(task: _Task) -> dict[str, int]:
     for batch in _batches(task):
         parts = []
         for number in batch:
-            own = dataclasses.replace(plan, num_rows=int(task.sizes[:, number].sum()))
+            count = int(task.sizes[:, number].sum())
+            own = dataclasses.replace(plan, num_rows=count, tree_rows=min(plan.tree_rows, count))
             num_rows = task.rows_of[number].size
             parts.append(bytes_needed(own, request.sampler, request.dtype.itemsize, num_rows=num_rows))
         for name in ("dictionaries", "draws"):
             total[name] += sum(part[name] for part in parts)
-        for name in ("trees", "statistics"):
-            total[name] = max(total[name], sum(part[name] for part in parts))
+        total["trees"] = max(total["trees"], *(part["trees"] for part in parts))
+        total["statistics"] = max(total["statistics"], sum(part["statistics"] for part in parts))
     return total
 
 

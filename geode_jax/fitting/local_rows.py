@@ -59,8 +59,8 @@ def bring_rows(
         raise error
     if not told[:, 0].all():
         raise ValueError(
-            f"X: another process, number {members[int(np.argmin(told[:, 0]))]}, has rows that cannot be fitted; its own"
-            " error says why"
+            f"X: another process, number {members[int(np.argmin(told[:, 0]))]}, has rows or labels that cannot be"
+            " fitted; its own error says why"
         )
     if (told[:, 2] != data.shape[1]).any():
         raise ValueError(f"X: expected as many features in every process, got {told[:, 2].tolist()}")

@@ -20,22 +20,25 @@ def bytes_needed(
     num_rows = plan.num_rows if num_rows is None else num_rows
     num_trees, rank = plan.request.num_trees, plan.max_rank
     nodes = num_trees * plan.num_nodes
-    width = plan.num_candidates(rank)
+    is_divided, width = num_rows < plan.num_rows, plan.num_candidates(rank)
     pairs = num_trees * num_rows * width
     # where rows have candidates, which these are and where their statistics are stored
     of_pair = itemsize * (rank + 1) + (8 if width < plan.num_nodes else 0)
-    # the rows of every cell, and a row's fold; the rows that trees are learned from, and their neighbours
+    # the rows of every cell, and a row's fold; neighbours of the rows that trees are learned from, and a copy of these
     places = 8 * num_rows * (num_trees * (plan.tree.depth + 1) + 1)
-    graph = plan.tree_rows * (itemsize * plan.num_features + 24 * plan.tree.num_neighbors)
+    is_wide = plan.num_partial == 0 and uses_row_space(plan.num_rows, plan.num_features)
+    is_copied = is_wide or is_mapped or is_divided or plan.tree_rows < plan.num_rows
+    copied = is_copied * itemsize * (plan.num_rows if is_wide else plan.num_features)
+    graph = plan.tree_rows * (copied + 24 * plan.tree.num_neighbors)
     draws = nodes * sampler.num_chains * sampler.num_samples
     # the rows, and a copy whitened for one dictionary at a time
-    noise, is_divided = plan.request.noise_covariance, num_rows < plan.num_rows
+    noise = plan.request.noise_covariance
     has_none = noise is None or plan.num_features > noise.max_features or (is_mapped and is_divided)
     copies = 1 if has_none else 2
     # with far fewer rows than features, coordinates of dictionaries are those in the space of the rows
     coordinates = kept = plan.num_features
     of_space = 0
-    if plan.num_partial == 0 and uses_row_space(plan.num_rows, plan.num_features):
+    if is_wide:
         coordinates = plan.num_rows
         if is_kept_in_space(plan.num_features, plan.num_rows, nodes, rank, itemsize):
             kept, of_space = coordinates, plan.num_rows * plan.num_features

@@ -59,7 +59,7 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
     return Frame(shift, np.full(data.shape[1], largest * np.sqrt(mean_square)))
 
 
-def to_model(data: np.ndarray, frame: Frame, dtype: np.dtype) -> np.ndarray:
+def to_model(data: np.ndarray | RowFiles, frame: Frame, dtype: np.dtype) -> np.ndarray:
     """The data in model coordinates, (n, D); NaN stays NaN.
 
     The subtraction is in float64, so that data far from the origin lose no digits. Coordinates are bounded, so that
