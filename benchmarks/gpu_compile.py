@@ -309,7 +309,8 @@ def tables() -> list[str]:
     return [
         f"**What a GPU would be given**, `{record['command']}`: programs compiled for an H100 on a machine without one,"
         f" without autotuning; one that took more than {LONGEST} seconds has no numbers. Kernels and loops are those of"
-        " a sweep, or of a block of rows (filled in, or in stage one), with one round of loops of unknown length; some such loops come"
+        " a sweep, or of a block of rows (filled in, or in stage one), with one round of loops of unknown length;"
+        " some such loops come"
         " before the sweeps of a segment, once. Temporary memory is beside"
         f" the arguments. Two estimates: launches, if each took {1e6 * LAUNCH_SECONDS:.0f} microseconds (XLA may"
         f" join several), and reading a sweep's statistics at {BYTES_PER_SECOND / 1e12:.0f} TB/s.",
