@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from geode_jax.learning.shared_span import mean_squares
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.processes import ALONE, Processes
@@ -46,13 +47,8 @@ def learn_reduction(x: np.ndarray, rank: int, seed: int, processes: Processes = 
     if found.ranks[0] < rank:
         return None
     origin, basis = found.centres[0, 0], found.bases[0, 0]
-    total, kept = 0.0, 0.0
-    for start in range(0, len(x), 4096):
-        centred = x[start : start + 4096] - origin
-        total += float(np.square(centred, dtype=np.float64).sum())
-        kept += float(np.square(centred @ basis, dtype=np.float64).sum())
-    total, kept = processes.total(np.array([total, kept])).tolist()
-    noise = max(total - kept, 0.0) / (num_rows * (num_features - rank))
-    if not noise > np.finfo(x.dtype).eps * total / (num_rows * num_features):
+    along, total = mean_squares(x, np.ones(len(x), dtype=bool), origin, basis, processes)
+    noise = max(total - float(along.sum()), 0.0) / (num_features - rank)
+    if not noise > np.finfo(x.dtype).eps * total / num_features:
         return None  # the rows lie in the span: there is no outside
     return Reduction(origin, basis, np.asarray(noise))

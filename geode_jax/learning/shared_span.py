@@ -74,10 +74,10 @@ def span_rank(training: Training, span: Span) -> int:
     cost, num_out = np.zeros(ranks.size), fold_sizes(folds, training.processes)[1:]
     for fold in range(span.centres.shape[0] - 1):
         is_out = folds == fold
-        inside, total_inside = _mean_squares(
+        inside, total_inside = mean_squares(
             training.without_fold(fold), ~is_out, span.centres[1 + fold], span.bases[1 + fold], training.processes
         )
-        outside, total_outside = _mean_squares(
+        outside, total_outside = mean_squares(
             x, is_out, span.centres[1 + fold], span.bases[1 + fold], training.processes
         )
         # a few rows lie entirely in the span of as many directions: their residual is rounding error
@@ -92,7 +92,7 @@ def span_rank(training: Training, span: Span) -> int:
     return int(ranks[np.argmin(cost)])
 
 
-def _mean_squares(
+def mean_squares(
     x: Rows, is_used: np.ndarray, centre: np.ndarray, basis: np.ndarray, processes: Processes
 ) -> tuple[np.ndarray, float]:
     """Mean squared coordinates, (r,), and mean squared norm of the used rows, about the centre."""
