@@ -138,6 +138,29 @@ def whole_sweeps(chain: Chain, problem: Problem, repeats: int) -> Callable[[], A
     return lambda: run(chain, problem)
 
 
+def measure(
+    num_rows: int, depth: int, max_rank: int, parts: dict[str, Callable[..., Any]], repeats: int
+) -> dict[str, Any]:
+    """Milliseconds of each of the `parts` of a sweep, one of them the floor, and of whole sweeps; their ratio."""
+    problem = synthetic_problem(num_rows, depth, max_rank)
+    chain = jax.jit(initial_chain)(jax.random.key(0), problem)
+    for index in range(30):  # to where a chain usually is
+        chain = jax.jit(step, static_argnums=3)(
+            jax.random.key(index), problem, jnp.asarray(10**6), RankAdaptation(), chain, jnp.asarray(index)
+        )
+    runs = {name: in_a_loop(part, chain, problem, repeats) for name, part in parts.items()}
+    runs["sweep"] = whole_sweeps(chain, problem, repeats)
+    found = {name: best_seconds(run) / repeats for name, run in runs.items()}
+    for name in 2 * ("floor", "sweep"):  # in turn, as other work slows the machine for seconds at a time
+        found[name] = min(found[name], best_seconds(runs[name]) / repeats)
+    num_nodes = 2 ** (depth + 1) - 1
+    row: dict[str, Any] = {"rows": num_rows, "nodes": num_nodes, "rank": max_rank}
+    row |= {f"{name} ms": round(1000 * value, 3) for name, value in found.items()}
+    ratio = round(found["sweep"] / found["floor"], 2)
+    bandwidth = round(4e-9 * num_rows * num_nodes * max_rank / found["floor"], 1)
+    return {**row, "ratio": ratio, "gigabytes per second": bandwidth}
+
+
 def tables() -> list[str]:
     record = load("sweep")
     rows = record["rows"]
@@ -162,28 +185,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     options = parser.parse_args(arguments)
     sizes = [tuple(map(int, text.split(","))) for text in options.sizes or []] or list(SIZES)
     rows = []
-    for num_rows, depth, max_rank in [(200, 1, 3)] if options.quick else sizes:
-        problem = synthetic_problem(num_rows, depth, max_rank)
-        chain = jax.jit(initial_chain)(jax.random.key(0), problem)
-        repeats = 5 if options.quick else 50
-        for index in range(30):  # to where a chain usually is
-            chain = jax.jit(step, static_argnums=3)(
-                jax.random.key(index), problem, jnp.asarray(10**6), RankAdaptation(), chain, jnp.asarray(index)
-            )
-        runs = {name: in_a_loop(block, chain, problem, repeats) for name, block in blocks().items()}
-        runs["sweep"] = whole_sweeps(chain, problem, repeats)
-        found = {name: best_seconds(run) / repeats for name, run in runs.items()}
-        for name in 2 * ("floor", "sweep"):  # in turn, as other work slows the machine for seconds at a time
-            found[name] = min(found[name], best_seconds(runs[name]) / repeats)
-        num_nodes = 2 ** (depth + 1) - 1
-        row: dict[str, Any] = {"rows": num_rows, "nodes": num_nodes, "rank": max_rank}
-        row |= {f"{name} ms": round(1000 * value, 3) for name, value in found.items()}
-        row |= {
-            "ratio": round(found["sweep"] / found["floor"], 2),
-            "gigabytes per second": round(4e-9 * num_rows * num_nodes * max_rank / found["floor"], 1),
-        }
-        rows.append(row)
-        print(row, flush=True)
+    for size in [(200, 1, 3)] if options.quick else sizes:
+        rows.append(measure(*size, blocks(), 5 if options.quick else 50))
+        print(rows[-1], flush=True)
     if not options.quick:
         write_result("sweep", {"features": NUM_FEATURES}, rows)
     return rows

@@ -13,6 +13,7 @@ from geode_jax.forest import device_candidates, device_products, freeze, statist
 from geode_jax.forest.device_candidates import search_on_device, statistics_on_device
 from geode_jax.forest.device_products import DeviceProducts, products_here
 from geode_jax.forest.statistics import candidate_statistics
+from geode_jax.learning import subspaces
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.evidence import HeldOutStatistics, cell_mixture, statistics_at
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
@@ -28,7 +29,9 @@ from geode_jax.rows.training import Training
 def device(monkeypatch):
     """Products by JAX's CPU, however small they are, of several blocks."""
     monkeypatch.setattr(device_products, "LEAST_WORK", 0)
+    monkeypatch.setattr(device_candidates, "LEAST_WORK", 0)
     monkeypatch.setattr(device_products, "BLOCK_NUMBERS", 1000)
+    monkeypatch.setattr(subspaces, "CELL_NUMBERS", 0)  # a device has none of the small cells that are learned at once
     return DeviceProducts(jax.devices()[0])
 
 
@@ -74,7 +77,8 @@ def test_small_products_are_left_to_numpy(monkeypatch):
 
 
 def test_a_cpu_leaves_all_products_to_numpy():
-    assert products_here() is BY_NUMPY
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert products_here() is BY_NUMPY
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +203,12 @@ def test_a_noise_covariance_is_that_of_numpy(device, monkeypatch):
     np.testing.assert_allclose(by_device.statistics.squared, by_numpy.statistics.squared, rtol=2e-3, atol=1e-3)
 
 
-def test_candidates_are_searched_on_the_device(device, monkeypatch):
-    """With fewer candidates than nodes."""
+@pytest.mark.parametrize("is_worth_it", [True, False])
+def test_candidates_are_searched_on_the_device(device, monkeypatch, is_worth_it):
+    """With fewer candidates than nodes; where there is little to do, NumPy searches."""
     x, used = curve(), []
+    work = 600 * 2 * 31 * 10 * 2
+    monkeypatch.setattr(device_candidates, "LEAST_WORK", work if is_worth_it else work + 1)
 
     def search(*arguments):
         used.append(search_on_device(*arguments))
@@ -211,6 +218,6 @@ def test_candidates_are_searched_on_the_device(device, monkeypatch):
     monkeypatch.setattr(device_products, "products_here", lambda: device)
     settings = geode_jax.DictionarySettings(num_trees=2, depth=4, max_rank=2, num_candidates=6)
     forest = geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings)
-    assert len(used) == 2
-    for tree in range(2):
+    assert len(used) == (2 if is_worth_it else 0)
+    for tree in range(len(used)):
         np.testing.assert_array_equal(forest.statistics.node[tree, :, :600].T, used[tree])

@@ -22,7 +22,7 @@ from geode_jax.fitting import calibration
 from geode_jax.fitting.classes import _common_coordinates
 from geode_jax.fitting.local_rows import bring_rows
 from geode_jax.fitting.stages import Request
-from geode_jax.forest import choices, device_products, trees
+from geode_jax.forest import choices, device_candidates, device_products, trees
 from geode_jax.forest.learn import grow_forest
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import sharding
@@ -225,6 +225,7 @@ def test_processes_learn_the_forest_of_one(case, sizes, of_samples, monkeypatch)
 def test_processes_whose_products_are_those_of_a_device(monkeypatch):
     """As a GPU's would be, with a process without rows: what they learn is what one with that device does."""
     monkeypatch.setattr(device_products, "LEAST_WORK", 0)
+    monkeypatch.setattr(device_candidates, "LEAST_WORK", 0)
     device = device_products.DeviceProducts(jax.devices()[0])
     monkeypatch.setattr(device_products, "products_here", lambda: device)
     x, settings = _CASES["candidates"]

@@ -289,6 +289,52 @@ def test_a_cell_inherits_its_parents_covariance(shape, monkeypatch):
     assert found.ranks[3] > min(n // 4, features - 1)  # more directions than rows: the parent's
 
 
+def _uneven_cells(num_rows):
+    """A partition of depth 5 whose cells have 2 to `num_rows` rows: a fold leaves some of them with a single one."""
+    cells = [np.arange(num_rows)]
+    for node in range(31):
+        rows = cells[node]
+        cut = None if rows is None or rows.size < 4 else max(2, rows.size * (2 + node % 3) // 6)
+        cells += [None, None] if cut is None else [rows[:cut], rows[cut:]]
+    return Partition(5, tuple(cells))
+
+
+@pytest.mark.parametrize("holdouts", [None, [(1,)], [(1,), (0, 2)]], ids=["each", "one", "two"])
+@pytest.mark.parametrize("parent_rows", [0.0, 3.0])
+@pytest.mark.parametrize("num_features", [6, 40])
+def test_small_cells_at_once_are_those_one_by_one(num_features, parent_rows, holdouts, monkeypatch):
+    """By moments and by rows, of cells of all sizes, also with duplicate rows and, by rows, a spectrum of seven digits."""
+    rng = np.random.default_rng(0)
+    x = (
+        rng.normal(size=(150, num_features)) * np.geomspace(10, 1e-2 if num_features == 6 else 1e-6, num_features)
+    ) @ linalg.qr(rng.normal(size=(num_features, num_features)))[0] + 5.0
+    x[20:40] = x[20]
+    folds, cells, options = rng.permutation(150) % 4, _uneven_cells(150), SubspaceOptions(5, 0, parent_rows)
+    stacked = []
+    for name in ("stack_by_rows", "stack_by_moments"):
+        function = getattr(subspaces, name)
+
+        def counted(cells, *arguments, function=function):
+            stacked.append(len(cells))
+            return function(cells, *arguments)
+
+        monkeypatch.setattr(subspaces, name, counted)
+    found = learn_subspaces(x, cells, options, folds, holdouts)
+    assert max(stacked) > 3
+    stacked.clear()
+    monkeypatch.setattr(subspaces, "CELL_NUMBERS", 0)
+    expected = learn_subspaces(x, cells, options, folds, holdouts)
+    assert not stacked
+    np.testing.assert_array_equal(found.ranks, expected.ranks)
+    assert (found.ranks[cells.is_present] < 5).any()
+    np.testing.assert_allclose(found.centres, expected.centres, atol=1e-12)
+    projected = [x @ bases @ np.swapaxes(bases, -1, -2) for bases in (found.bases, expected.bases)]
+    np.testing.assert_allclose(*projected, atol=1e-5)
+    inner = np.swapaxes(found.bases, -1, -2) @ found.bases
+    identity = np.where(np.arange(5) < found.ranks[:, None], 1.0, 0.0)[:, None, :] * np.eye(5)
+    np.testing.assert_allclose(inner, np.broadcast_to(identity, inner.shape), atol=1e-12)
+
+
 @pytest.mark.parametrize("shape", [(60, 7), (11, 30)])
 def test_work_by_blocks_leaves_nothing_out(shape, monkeypatch):
     """Frame, moments, inner products and the span, a few rows or features at a time, the last block smaller."""

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.buffers import aligned_zeros, release_free_memory
+from geode_jax._runtime.threads import parallel_map
 from geode_jax._typing import Array
-from geode_jax.forest.device_candidates import search_on_device
-from geode_jax.forest.device_products import DeviceProducts
+from geode_jax.forest.device_candidates import is_for_device, search_on_device
 from geode_jax.forest.dictionaries import Learned
 from geode_jax.forest.partial_statistics import Grouping, group_rows, reduce_rows, stack_trees
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.statistics import add_cross_fitted, candidate_statistics, without_folds, zero_statistics
 from geode_jax.learning.borrowing import rows_nearby, typical_noise, with_unknown
-from geode_jax.learning.candidate_search import search_candidates
+from geode_jax.learning.candidate_search import SEARCHED_AT_ONCE, search_candidates
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.candidate_statistics import BLOCK, AnyStatistics, CandidateStatistics, Probe, num_blocks_of
@@ -47,7 +47,10 @@ def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatisti
         if plan.row_devices is None:
             return dictionary, _at_all_nodes(learned, rows, plan.num_places), None
         return dictionary, _on_the_host(learned, rows, plan.num_places, plan.row_devices), None
-    candidates = [_candidates(learned, number, rows, width) for number in trees]
+    # more rows are divided among the cores tree by tree
+    by_device = is_for_device(training, learned.subspaces)
+    by_tree = training.processes.is_alone and not by_device and rows.size <= SEARCHED_AT_ONCE
+    candidates = parallel_map(lambda tree: _candidates(learned, tree, rows, width), trees, in_order=not by_tree)
     per_row = training.x.dtype.itemsize * len(trees) * num_nodes * dictionary.max_rank
     num_probes = min(num_rows, int(np.clip(PROBE_BYTES // per_row, 16, 256)))
     sample = training.processes.sample(np.arange(rows.size), num_probes)
@@ -144,8 +147,7 @@ def _candidates(learned: Learned, number: int, rows: np.ndarray, width: int) -> 
     """The candidates of every row, (rows, width), ascending; padded with K if the tree has fewer nodes."""
     partition, subspaces = learned.partitions[number], learned.subspaces[number]
     candidates = np.full((rows.size, width), len(partition.cells), np.int32)
-    by_device = isinstance(learned.training.processes.products, DeviceProducts)
-    search = search_on_device if by_device else search_candidates
+    search = search_on_device if is_for_device(learned.training, learned.subspaces) else search_candidates
     found = search(learned.training, rows, partition, subspaces, width)
     candidates[:, : found.shape[1]] = found
     return candidates

@@ -10,8 +10,7 @@ import numpy as np
 from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax._runtime.threads import parallel_map
 from geode_jax._typing import Array, DTypeLike, Float, Int
-from geode_jax.forest.device_candidates import statistics_on_device
-from geode_jax.forest.device_products import DeviceProducts
+from geode_jax.forest.device_candidates import is_for_device, statistics_on_device
 from geode_jax.learning.evidence import statistics_at_node
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.candidate_statistics import BLOCK, CandidateStatistics, lay_out
@@ -120,7 +119,7 @@ def candidate_statistics(
             found = statistics_at_node(training, members, trees[tree], number)
             residual[tree, shard, here], squared[tree, shard, here] = found
 
-    if isinstance(training.processes.products, DeviceProducts):
+    if is_for_device(training, trees):
         for tree in range(len(trees)):
             by_device(tree)
     else:

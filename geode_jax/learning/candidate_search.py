@@ -19,7 +19,7 @@ from geode_jax.rows.training import Training
 BEAM = 8
 # Rows that are searched together: enough for matrix products at deep nodes, few enough to hold their indices and a copy
 # of their features.
-_BLOCK, _BLOCK_NUMBERS = 2**14, 2**22
+SEARCHED_AT_ONCE, _BLOCK_NUMBERS = 2**14, 2**22
 
 
 def search_candidates(
@@ -79,7 +79,7 @@ def search_candidates(
     found = np.empty((rows.size, width), dtype=np.int32)
     if rows.size == 0:
         return found
-    size = min(_BLOCK, max(1, _BLOCK_NUMBERS // training.x.shape[1]))
+    size = min(SEARCHED_AT_ONCE, max(1, _BLOCK_NUMBERS // training.x.shape[1]))
     found[order] = np.concatenate(parallel_map(search, np.array_split(rows[order], -(-rows.size // size))))
     return found
 

@@ -281,8 +281,11 @@ def statistics_at(
     dtype = training.x.dtype
     residual = np.zeros((nodes.size, rows.size), dtype=dtype)
     squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=dtype)
-    for index, node in enumerate(nodes.tolist()):
-        residual[index], squared[index] = statistics_at_node(training, rows, subspaces, node)
+
+    def fill(index: int) -> None:
+        residual[index], squared[index] = statistics_at_node(training, rows, subspaces, int(nodes[index]))
+
+    parallel_map(fill, range(nodes.size))
     return residual, squared
 
 

@@ -16,6 +16,17 @@ from sklearn.utils.extmath import randomized_svd
 from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.moments import MomentSums
+from geode_jax.learning.small_cells import (
+    CELL_NUMBERS,
+    Limits,
+    Priors,
+    Stack,
+    numbers_of,
+    side_of,
+    stack_by_moments,
+    stack_by_rows,
+    stacks,
+)
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, Parts, each_fold, kept_rows
@@ -142,22 +153,27 @@ def learn_subspaces(
     present = np.flatnonzero(partition.is_present)
     learned = present if root is None else present[1:]
     cells = _Cells(x, partition, folds, holdouts, seed, learned.tolist())
+    num_kept = cells.num_kept
+
+    def num_inherited(node: int) -> int:
+        return int(ranks[(node - 1) // 2]) if parent_rows > 0.0 and node > 0 else 0
+
+    def most_directions(node: int) -> int:
+        inherited, fewest = num_inherited(node), int(num_kept[node].min())
+        spanned[node] = spanned[(node - 1) // 2] if inherited else fewest - 1
+        return int(min(max_rank, num_features, fewest - 1 + inherited, spanned[node]))
 
     def learn(node: int) -> None:
-        num_kept = cells.num_kept[node]
-        fewest = int(num_kept.min())
-        if fewest < 2:
+        if num_kept[node].min() < 2:
             # One fold has (almost) the whole cell: without it there is nothing to learn directions from.
             centres[:, node] = cells.centres(node)
             return
-        parent = (node - 1) // 2
-        inherited = int(ranks[parent]) if parent_rows > 0.0 and node > 0 else 0
+        parent, inherited = (node - 1) // 2, num_inherited(node)
         prior = [
             Spectrum(bases[out, parent, :, :inherited], parent_rows * variances[out, parent, :inherited])
             for out in range(num_holdouts)
         ]
-        spanned[node] = spanned[parent] if inherited else fewest - 1
-        most = int(min(max_rank, num_features, fewest - 1 + inherited, spanned[node]))
+        most = most_directions(node)
         learn_cell = _given(root) if root is not None and node == 0 else cells.learner(node, most)
 
         def learn_without(out: int) -> int:
@@ -165,7 +181,7 @@ def learn_subspaces(
             rank = scatter.variances.size
             centres[out, node] = centre
             bases[out, node, :, :rank] = scatter.directions
-            weight = num_kept[out] + (parent_rows if inherited else 0.0)
+            weight = num_kept[node, out] + (parent_rows if inherited else 0.0)
             variances[out, node, :rank] = scatter.variances / weight
             return rank
 
@@ -174,10 +190,35 @@ def learn_subspaces(
         if rank < max(found):
             bases[:, node, :, rank:], variances[:, node, rank:] = 0.0, 0.0
 
-    for scale, nodes in enumerate(np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1))):
+    def learn_stack(stack: list[int]) -> None:
+        nodes = np.array(stack)
+        parents = (nodes - 1) // 2
+        inherited = np.array([num_inherited(node) for node in stack])
+        num_extra = int(inherited.max())
+        prior = Priors(
+            bases[:, parents, :, :num_extra].swapaxes(0, 1).astype(np.float64),
+            parent_rows * variances[:, parents, :num_extra].swapaxes(0, 1),
+        )
+        found = cells.stack(stack, np.array([most_directions(node) for node in stack]), prior)
+        # directions that one of the holdouts lacks are dropped
+        own = ranks[nodes] = found.ranks.min(axis=1)
+        is_kept = np.arange(found.variances.shape[2]) < own[:, None]
+        weight = num_kept[nodes] + np.where(inherited > 0, parent_rows, 0.0)[:, None]
+        width = is_kept.shape[1]
+        centres[:, nodes] = found.centres.swapaxes(0, 1)
+        bases[:, nodes, :, :width] = (found.directions * is_kept[:, None, None, :]).swapaxes(0, 1)
+        variances[:, nodes, :width] = (found.variances * is_kept[:, None, :] / weight[..., None]).swapaxes(0, 1)
+
+    def work(nodes: int | list[int]) -> None:
+        learn(nodes) if isinstance(nodes, int) else learn_stack(nodes)
+
+    for scale, at_scale in enumerate(np.split(present, np.searchsorted(present, 2 ** np.arange(1, 64) - 1))):
         cells.reach(scale)
+        inherited = {node: num_inherited(node) for node in at_scale.tolist()}
+        is_given = root is not None and scale == 0
+        single, stacks = (inherited, []) if is_given else cells.in_stacks(inherited, max_rank)
         # parents first; the cells of a scale do not depend on each other
-        parallel_map(learn, nodes.tolist(), in_order=not processes.is_alone)
+        parallel_map(work, [*single, *stacks], in_order=not processes.is_alone)
     return Subspaces(centres, bases, ranks)
 
 
@@ -250,6 +291,43 @@ class _Cells:
         ).T
         own = [np.flatnonzero(number == place) for place in range(len(cells))]
         return {node: _SmallCell(x[at], folds[at]) for node, at in zip(nodes, own, strict=True)}
+
+    def in_stacks(self, inherited: dict[int, int], rank: int) -> tuple[list[int], list[list[int]]]:
+        """Nodes that are learned one by one, and small ones by the stack: of cells that inherit so many directions.
+
+        All are learned one by one where several processes have rows of each.
+        """
+        by_kind: tuple[list[tuple[int, int, int]], ...] = ([], [])
+        single = []
+        for node, num_extra in inherited.items():
+            size, num_features = self._partition.size(node), self._x.shape[1]
+            side = side_of(size, num_features, num_extra)
+            numbers = numbers_of(size, num_features, len(self._holdouts), rank, num_extra)
+            is_small = numbers <= CELL_NUMBERS and (self._is_by_moments(node) or self._is_small(node))
+            if self._processes.is_alone and is_small and self.num_kept[node].min() >= 2:
+                by_kind[self._is_by_moments(node)].append((side, node, numbers))
+            else:
+                single.append(node)
+        return single, [stack for kind in by_kind for stack in stacks(kind)]
+
+    def stack(self, nodes: list[int], ranks: np.ndarray, priors: Priors) -> Stack:
+        """The nodes of one of the stacks, with at most as many directions as `ranks`."""
+        if self._is_by_moments(nodes[0]):
+            sums = [self._sums.take(node) for node in nodes]
+            limits = self._limits(nodes, ranks, [one.largest for one in sums])
+            return stack_by_moments(sums, self._parts.is_kept, priors, limits)
+        cells = [self._partition.cell(node) for node in nodes]
+        parts = [self._parts.of_row[cell] for cell in cells]
+        rows = [self._x[cell[part >= 0]] for cell, part in zip(cells, parts, strict=True)]
+        kept = [self._parts.is_kept[:, part[part >= 0]] for part in parts]
+        limits = self._limits(nodes, ranks, [float(np.abs(own).max()) for own in rows])
+        return stack_by_rows(rows, kept, priors, limits)
+
+    def _limits(self, nodes: list[int], ranks: np.ndarray, largest: list[float]) -> Limits:
+        found = [
+            Tolerance.of(self._x, self._partition.size(node), value) for node, value in zip(nodes, largest, strict=True)
+        ]
+        return Limits(ranks, np.array([one.own for one in found]), np.array([one.relative for one in found]))
 
     def centres(self, node: int) -> np.ndarray:
         """The mean of the cell's rows under every holdout, (H, D); that of all of them where a holdout leaves none."""
@@ -359,7 +437,8 @@ def _largest(blocks: Iterable[np.ndarray]) -> float:
 
 
 def _mean(x: Rows, rows: np.ndarray) -> np.ndarray:
-    return sum(block.sum(axis=0, dtype=np.float64) for block in _blocks(x, rows)) / rows.size
+    total = sum((block.sum(axis=0, dtype=np.float64) for block in _blocks(x, rows)), np.zeros(x.shape[1]))
+    return total / rows.size
 
 
 def _by_gram(x: Rows, rows: np.ndarray, rank: int, products: Products) -> Callable[[np.ndarray, Spectrum], Cell]:

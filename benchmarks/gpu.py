@@ -1,0 +1,145 @@
+"""What a GPU makes of it: sweeps against their floor, whole fits and predictions beside the CPU cores of its machine.
+
+Every case runs in a process of its own; with JAX_PLATFORMS=cpu, and with the GPU. Fits are those of whole_fit, and
+MNIST as one density and as a classifier (GEODE_JAX_DATA names its folder). Results of parts that are not run are kept.
+
+python -m benchmarks.gpu [--quick] [--parts NAME ...] [--platforms NAME ...]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import geode_jax
+from benchmarks import mnist, sweep, whole_fit
+from benchmarks.common import RESULTS, ROOT, best_seconds, load_mnist, timed, write_result
+from geode_jax.forest import device_products
+from geode_jax.rows.products import BY_NUMPY
+
+SWEEPS = ((6000, 5, 20), (20_000, 6, 40), (60_000, 5, 20), (500_000, 6, 40))
+# Rows and columns whose moments NumPy and the GPU take.
+PRODUCTS = ((500, 64), (1000, 256), (4000, 256), (2000, 1024), (16_000, 784), (60_000, 784))
+PLATFORMS = ("cuda", "cpu")
+# Parts that the CPU of the same machine is measured with too.
+COMPARED = ("fits", "density", "classes")
+
+
+def sweeps(data: str, quick: bool) -> list[dict[str, Any]]:
+    """A sweep and its floor."""
+    floor = {"floor": sweep.blocks()["floor"]}
+    return [sweep.measure(*size, floor, 5 if quick else 50) for size in ([(200, 1, 3)] if quick else SWEEPS)]
+
+
+def products(data: str, quick: bool) -> list[dict[str, Any]]:
+    """Mean and scatter of rows in the memory of the CPU, by NumPy and by the device."""
+    device_products.LEAST_WORK = 0
+    by_device = device_products.DeviceProducts(jax.devices()[0])
+    found = []
+    for shape in ((50, 4),) if quick else PRODUCTS:
+        rows = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+        row: dict[str, Any] = {"rows": shape[0], "features": shape[1]}
+        for name, by in (("NumPy", BY_NUMPY), ("device", by_device)):
+            row[f"{name} ms"] = round(1000 * best_seconds(lambda by=by, rows=rows: by.moments(rows)), 3)
+        found.append(row)
+    return found
+
+
+def fits(data: str, quick: bool) -> list[dict[str, Any]]:
+    """A whole fit, and rows filled in, as `whole_fit` measures them."""
+    rows, _ = whole_fit.rows_of(data, None)
+    return [{"data": data, "rows": rows.shape[0], "features": rows.shape[1], **whole_fit.ours(data, None, quick)}]
+
+
+def density(data: str, quick: bool) -> list[dict[str, Any]]:
+    """A density of MNIST's training images, as one set of rows."""
+    rows = load_mnist(None, 300 if quick else 60_000)
+    cut = rows.shape[0] * 9 // 10
+    dictionary = geode_jax.DictionarySettings(depth=1, max_rank=2) if quick else None
+    sampler = geode_jax.SamplerSettings(num_warmup=5, num_samples=5) if quick else None
+    times: dict[str, float] = {}
+    key_forest, key_sample = jax.random.split(jax.random.key(0))
+    with timed(times, "stage one seconds"):
+        forest = geode_jax.learn_forest(key_forest, rows[:cut], dictionary=dictionary)
+    with timed(times, "sampler seconds"):
+        posterior = geode_jax.sample_posterior(key_sample, forest, sampler=sampler)
+    with timed(times, "density seconds"):
+        nats = float(geode_jax.log_density(posterior, rows[cut:]).mean())
+    return [{"rows": cut, "features": rows.shape[1], "nats": nats, **times}]
+
+
+def classes(data: str, quick: bool) -> list[dict[str, Any]]:
+    """MNIST by class, as `mnist --validate` has it: 50,000 training images, the other 10,000 scored."""
+    images, labels, _, _ = mnist.load_mnist()
+    cut, end = (1200, 1300) if quick else (50_000, 60_000)
+    options: dict[str, Any] = {**next(iter(mnist.CONFIGURATIONS.values())), **mnist.SWEEPS}
+    if quick:
+        options = {"num_trees": 1, "depth": 1, "num_warmup": 5, "num_samples": 5}
+    times: dict[str, float] = {}
+    model = geode_jax.GeodeClassifier(random_state=0, **options)
+    with timed(times, "fit seconds"):
+        model.fit(images[:cut], labels[:cut])
+    for part in ("first prediction seconds", "prediction seconds"):
+        with timed(times, part):
+            log_probability = model.predict_log_proba(images[cut:end])
+    return [{"rows": cut, **mnist.scores(log_probability, labels[cut:end]), **times}]
+
+
+PARTS: dict[str, Callable[[str, bool], list[dict[str, Any]]]] = {
+    "sweeps": sweeps,
+    "products": products,
+    "fits": fits,
+    "density": density,
+    "classes": classes,
+}
+
+
+def measured(part: str, data: str, quick: bool) -> list[dict[str, Any]]:
+    """Rows of a part, with the device of this process."""
+    device = jax.devices()[0]
+    name = f"{os.cpu_count()} CPU cores" if device.platform == "cpu" else device.device_kind
+    return [{"part": part, "platform": device.platform, "device": name, **row} for row in PARTS[part](data, quick)]
+
+
+def in_own_process(part: str, data: str, platform: str) -> list[dict[str, Any]]:
+    """Rows of a part, full size, from a process that has only that platform, or stops where it is not there."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--case", part, data]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu" if platform == "cpu" else f"{platform},cpu"}
+    done = subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run, in this process, on whatever device it has")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--platforms", nargs="+", choices=PLATFORMS, default=list(PLATFORMS))
+    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.case:
+        found = measured(*options.case, quick=False)
+        print(json.dumps(found))
+        return found
+    if options.quick:
+        return [row for part in options.parts for row in measured(part, "iris", quick=True)]
+    path = RESULTS / "gpu.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    for part in options.parts:
+        for platform in options.platforms if part in COMPARED else ("cuda",):
+            for data in whole_fit.GOALS if part == "fits" else ("",):
+                found = in_own_process(part, data, platform)
+                same = (part, platform, found[0].get("data"))
+                rows = [row for row in rows if (row["part"], row["platform"], row.get("data")) != same] + found
+                print(*found, sep="\n", flush=True)
+                write_result("gpu", {}, rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

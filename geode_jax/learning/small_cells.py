@@ -1,0 +1,182 @@
+"""Centres and leading directions of many small cells at once, as stacks of small matrices.
+
+One after the other, such cells take longer in Python than in LAPACK, and Python runs on one core at a time: on a
+machine with many cores more threads made stage one slower. A stack is a few calls, during which other threads run.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from geode_jax._runtime.blas import one_blas_thread
+from geode_jax.learning.moments import Moments
+
+# Numbers that a stack may hold (16 MiB), and a single cell, which is learned by itself if it needs more.
+STACK_NUMBERS, CELL_NUMBERS = 2**21, 2**19
+# Cells of a stack are padded to the side of its largest one, which is at most this many times that of its smallest.
+MOST_PADDING = 1.15
+
+
+class Priors(NamedTuple):
+    """Scatters that are added to those of B cells under H holdouts: zeros are no directions.
+
+    `directions` (B, H, D, r), orthonormal or zero; `variances` (B, H, r).
+    """
+
+    directions: np.ndarray
+    variances: np.ndarray
+
+    @property
+    def columns(self) -> np.ndarray:
+        """Columns whose outer products sum to the scatters, (B, H, D, r)."""
+        return np.sqrt(self.variances)[:, :, None, :] * self.directions
+
+
+class Limits(NamedTuple):
+    """Of B cells: how many directions they may have, `ranks` (B,), and which singular values are rounding error.
+
+    These are at or below `own` (B,), or `relative` (B,) times the largest one.
+    """
+
+    ranks: np.ndarray
+    own: np.ndarray
+    relative: np.ndarray
+
+    def is_useful(self, singular: np.ndarray) -> np.ndarray:
+        """Which of the descending singular values, (B, H, d), belong to directions that are kept."""
+        limit = np.maximum(singular[:, :, 0] * self.relative[:, None], self.own[:, None])
+        return (singular > limit[:, :, None]) & (np.arange(singular.shape[2]) < self.ranks[:, None, None])
+
+
+class Stack(NamedTuple):
+    """What is learned of B cells: `centres` (B, H, D), `directions` (B, H, D, d), `variances` (B, H, d), not divided by
+    numbers of rows; `ranks` (B, H). Columns beyond the ranks are zero.
+    """
+
+    centres: np.ndarray
+    directions: np.ndarray
+    variances: np.ndarray
+    ranks: np.ndarray
+
+
+def numbers_of(num_rows: int, num_features: int, num_holdouts: int, rank: int, inherited: int) -> int:
+    """About how many numbers a stack holds for a cell."""
+    side = side_of(num_rows, num_features, inherited)
+    return num_rows * num_features + num_holdouts * (num_features * (rank + inherited) + 3 * side**2)
+
+
+def side_of(num_rows: int, num_features: int, inherited: int) -> int:
+    """Side of the matrix whose eigenvectors are a cell's directions."""
+    return num_features if num_features <= num_rows else num_rows + inherited
+
+
+def stacks(cells: Iterable[tuple[int, int, int]]) -> list[list[int]]:
+    """Nodes in groups of about the same side, as large as `STACK_NUMBERS` allows: the same on every machine.
+
+    `cells`: side, node, and how many numbers it needs.
+    """
+    found: list[list[int]] = []
+    held, smallest = 0, 0
+    for side, node, number in sorted(cells):
+        if not found or held + number > STACK_NUMBERS or side > MOST_PADDING * smallest + 1:
+            found.append([])
+            held, smallest = 0, side
+        found[-1].append(node)
+        held += number
+    return found
+
+
+@one_blas_thread()
+def stack_by_moments(cells: Sequence[Moments], is_kept: np.ndarray, priors: Priors, limits: Limits) -> Stack:
+    """From the moments of the cells' parts, of which the holdouts keep some, (H, P)."""
+    num_rows = np.stack([cell.num_rows for cell in cells])[:, None, :] * is_kept
+    means = np.stack([cell.mean for cell in cells])
+    scatters = np.stack([cell.scatter for cell in cells])
+    num_cells, num_parts, num_features = means.shape
+    centres = (num_rows / num_rows.sum(axis=2, keepdims=True)) @ means
+    between = np.sqrt(num_rows)[..., None] * (means[:, None] - centres[:, :, None])
+    scatter = is_kept.astype(float) @ scatters.reshape(num_cells, num_parts, -1)
+    scatter = scatter.reshape(num_cells, -1, num_features, num_features)
+    scatter += between.swapaxes(2, 3) @ between
+    if priors.variances.size:
+        scatter += (priors.directions * priors.variances[:, :, None, :]) @ priors.directions.swapaxes(2, 3)
+    values, vectors = _leading(scatter, limits)
+    useful = limits.is_useful(np.sqrt(np.maximum(values, 0.0)))
+    return _kept(centres, vectors, values, useful)
+
+
+@one_blas_thread()
+def stack_by_rows(rows: Sequence[np.ndarray], kept: Sequence[np.ndarray], priors: Priors, limits: Limits) -> Stack:
+    """From Gram matrices of the cells' rows, (n_b, D), of which the holdouts keep some, (H, n_b)."""
+    most, num_cells, num_holdouts = max(map(len, rows)), len(rows), kept[0].shape[0]
+    # one more row than the largest cell has, of zeros, stands for rows that are not there
+    block = np.zeros((num_cells, most + 1, rows[0].shape[1]))
+    mask = np.zeros((num_cells, num_holdouts, most + 1), dtype=bool)
+    origins = np.empty((num_cells, 1, rows[0].shape[1]))
+    for number, (own, is_kept) in enumerate(zip(rows, kept, strict=True)):
+        origins[number] = own.mean(axis=0, dtype=np.float64)
+        block[number, : len(own)] = own - origins[number]
+        mask[number, :, : len(own)] = is_kept
+    count = mask.sum(axis=2)
+    length = int(count.max())
+    at = np.argsort(~mask, axis=2, kind="stable")[:, :, :length]
+    is_row = np.arange(length) < count[:, :, None]
+    at = np.where(is_row, at, most)
+    gram = block @ block.swapaxes(1, 2)
+    inner = gram[np.arange(num_cells)[:, None, None, None], at[:, :, :, None], at[:, :, None, :]]
+    row_mean = inner.sum(axis=3) / count[:, :, None]
+    inner -= row_mean[..., None]
+    inner += ((row_mean.sum(axis=2) / count)[:, :, None] - row_mean)[:, :, None, :]
+    inner *= is_row[..., None] & is_row[:, :, None, :]
+    num_extra = priors.variances.shape[2]
+    side = length + num_extra
+    whole = np.zeros((num_cells, num_holdouts, side, side))
+    whole[:, :, :length, :length] = inner
+    if num_extra:
+        across = np.take_along_axis(block[:, None] @ priors.columns, at[..., None], axis=2)
+        across = (across - across.sum(axis=2, keepdims=True) / count[:, :, None, None]) * is_row[..., None]
+        whole[:, :, length:, :length] = across.swapaxes(2, 3)  # the lower triangle is what is read
+        diagonal = np.arange(length, side)
+        whole[:, :, diagonal, diagonal] = priors.variances
+    values, vectors = _leading(whole, limits)
+    singular = np.sqrt(np.maximum(values, 0.0))
+    useful = limits.is_useful(singular)
+    own = vectors[:, :, :length] * is_row[..., None]
+    own = own - own.sum(axis=2, keepdims=True) / count[:, :, None, None]  # centred, so that the rows' mean drops out
+    weight = np.zeros((num_cells, num_holdouts, most + 1, values.shape[2]))
+    np.put_along_axis(weight, at[..., None], own, axis=2)
+    directions = block.swapaxes(1, 2)[:, None] @ weight
+    if num_extra:
+        directions += priors.columns @ vectors[:, :, length:]
+    directions *= np.where(useful, 1.0 / np.where(useful, singular, 1.0), 0.0)[:, :, None, :]
+    centres = origins + (mask / count[:, :, None]) @ block
+    return _kept(centres, _orthonormal(directions, useful), values, useful)
+
+
+def _leading(matrices: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
+    """The largest eigenvalues, descending, as many as any cell may have, and their vectors as columns."""
+    values, vectors = np.linalg.eigh(matrices)
+    rank = min(int(limits.ranks.max()), values.shape[2])
+    return values[..., ::-1][..., :rank], vectors[..., ::-1][..., :rank]
+
+
+def _kept(centres: np.ndarray, directions: np.ndarray, values: np.ndarray, useful: np.ndarray) -> Stack:
+    return Stack(centres, directions * useful[:, :, None, :], values * useful, useful.sum(axis=2))
+
+
+def _orthonormal(directions: np.ndarray, useful: np.ndarray) -> np.ndarray:
+    """As :func:`geode_jax.learning.subspaces.orthonormal`, for all of (B, H, D, d), of which some are `useful`."""
+    inner = directions.swapaxes(2, 3) @ directions
+    number = np.arange(useful.shape[2])
+    inner[:, :, number, number] += ~useful
+    apart = np.abs(inner - np.eye(useful.shape[2])).max(axis=(2, 3), initial=0.0)
+    is_far = apart > 0.1 / np.maximum(useful.sum(axis=2), 1)
+    inner[is_far] = np.eye(useful.shape[2])
+    inverse = np.linalg.inv(np.linalg.cholesky(inner))
+    found = directions @ inverse.swapaxes(2, 3)
+    for place in zip(*np.nonzero(is_far), strict=True):
+        rank = int(useful[place].sum())
+        found[place][:, :rank] = linalg.qr(directions[place][:, :rank], mode="economic")[0]
+    return found
