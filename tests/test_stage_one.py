@@ -303,7 +303,7 @@ def _uneven_cells(num_rows):
 @pytest.mark.parametrize("parent_rows", [0.0, 3.0])
 @pytest.mark.parametrize("num_features", [6, 40])
 def test_small_cells_at_once_are_those_one_by_one(num_features, parent_rows, holdouts, monkeypatch):
-    """By moments and by rows, of cells of all sizes, also with duplicate rows and, by rows, a spectrum of seven digits."""
+    """By moments and by rows, of cells of all sizes, also with duplicate rows and a spectrum of many digits."""
     rng = np.random.default_rng(0)
     x = (
         rng.normal(size=(150, num_features)) * np.geomspace(10, 1e-2 if num_features == 6 else 1e-6, num_features)
