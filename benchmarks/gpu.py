@@ -20,6 +20,7 @@ import numpy as np
 import geode_jax
 from benchmarks import mnist, sweep, whole_fit
 from benchmarks.common import RESULTS, ROOT, best_seconds, load_mnist, timed, write_result
+from benchmarks.tables import load, machine, table
 from geode_jax.forest import device_products
 from geode_jax.rows.products import BY_NUMPY
 
@@ -113,6 +114,75 @@ def in_own_process(part: str, data: str, platform: str) -> list[dict[str, Any]]:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu" if platform == "cpu" else f"{platform},cpu"}
     done = subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def rows_of(part: str, **wanted: str) -> list[dict[str, Any]]:
+    """What was measured of a part."""
+    own = {"part": part, **wanted}
+    return [row for row in load("gpu")["rows"] if all(row.get(key) == value for key, value in own.items())]
+
+
+def tables() -> list[str]:
+    record = load("gpu")
+    device = rows_of("sweeps")[0]["device"]
+    missing = [name for name in whole_fit.GOALS if not rows_of("fits", data=name)]
+    lines = [
+        f"**On a GPU**, `python -m benchmarks.gpu` on a machine with an {device} and {machine(record)}. A sweep (one"
+        " tree of 63 nodes, rank 20, one chain) and its floor, reading the squared coordinates once:",
+        "",
+    ]
+    sweeps = [
+        [f"{row['rows']:,}", f"{row['floor ms']:.3f}", f"{row['sweep ms']:.3f}", f"{row['ratio']:.1f}"]
+        for row in rows_of("sweeps")
+    ]
+    lines += table(["rows", "floor, ms", "sweep, ms", "sweep over floor"], sweeps)
+    lines += [
+        "",
+        "Mean and scatter of rows in the CPU's memory, by NumPy and, sent there, by the GPU"
+        f" (stage one asks it from 2^{device_products.LEAST_WORK.bit_length() - 1} multiplications on):",
+        "",
+    ]
+    products = [
+        [
+            f"{row['rows']:,} x {row['features']}",
+            f"2^{np.log2(row['rows'] * row['features'] ** 2):.0f}",
+            f"{row['NumPy ms']:.1f}",
+            f"{row['device ms']:.1f}",
+        ]
+        for row in rows_of("products")
+    ]
+    lines += table(["rows x features", "multiplications", "NumPy, ms", "GPU, ms"], products)
+    lines += ["", "Whole fits, as those of two CPU cores below (seconds; milliseconds to fill in a row):", ""]
+    fits = [
+        [
+            row["data"],
+            row["device"],
+            *(f"{row[part]:.1f}" for part in ("fit, first", "stage one, again")),
+            f"{row['sampler, again']:.2f}",
+            f"{row['fill in, first']:.1f}",
+            f"{row['milliseconds a row']:.2f}",
+            f"{row['nats']:.2f}",
+        ]
+        for row in rows_of("fits")
+    ]
+    head = ["data", "device", "fit, first", "stage one, again", "sampler, again", "fill in, first", "fill in, ms a row"]
+    lines += table([*head, "nats"], fits)
+    if missing:
+        lines += ["", f"Not measured in the time that was lent: {', '.join(missing)}."]
+    for row in rows_of("classes"):
+        lines += [
+            "",
+            f"MNIST by class, {row['rows']:,} training images, {row['device']}: fitted in {row['fit seconds']:.0f} s,"
+            f" 10,000 other images classified in {row['first prediction seconds']:.1f} s the first time and"
+            f" {row['prediction seconds']:.1f} s again, error {row['error_percent']:.2f}%.",
+        ]
+    for row in rows_of("density"):
+        lines += [
+            "",
+            f"MNIST as one density, {row['rows']:,} rows, {row['device']}: stage one {row['stage one seconds']:.0f} s,"
+            f" sampler {row['sampler seconds']:.0f} s, density of the others {row['density seconds']:.0f} s.",
+        ]
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

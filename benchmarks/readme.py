@@ -22,6 +22,7 @@ from benchmarks import (
     features_time,
     frey_inpainting,
     frey_missing,
+    gpu,
     gpu_compile,
     inclusion,
     literal,
@@ -100,6 +101,7 @@ EXPERIMENTS = (
     literal,
     whole_fit,
     sweep,
+    gpu,
     gpu_compile,
     compile_time,
     contention,
@@ -112,7 +114,7 @@ EXPERIMENTS = (
 
 OLDER = (
     "All tables but those of digits, of Frey faces with complete training rows, of columns in different units, of whole"
-    " fits, of the length of chains, of other processes, of coverage, of moments, of programs for a GPU, of"
+    " fits, of the length of chains, of other processes, of coverage, of moments, of programs for a GPU and on one, of"
     " very many features, of chains (mixing), of the prior of the noise and of the soak"
     " come from earlier versions of the code: nodes borrowed nothing, cells had ten rows, chains 500 + 500 sweeps."
     " Those of digits and of Frey faces had 200 + 200, where the default is 100 + 100"
@@ -234,7 +236,20 @@ def _run_times() -> list[str]:
         f" hidden, with intervals, when compiled, per row of 200 in a call. One tree of {most['rows']:,} rows in 100"
         f" dimensions took {minutes:.0f} minutes (`candidates`; timed beside other work)."
     )
-    return ["## How long it takes", "", text, "", *table(head, rows)]
+    return ["## How long it takes", "", text, "", *table(head, rows), "", _on_gpu()]
+
+
+def _on_gpu() -> str:
+    """What a GPU makes of it, for the README."""
+    digits, (images,) = gpu.rows_of("fits", data="digits", platform="gpu")[0], gpu.rows_of("classes", platform="gpu")
+    large = gpu.rows_of("sweeps")[-1]
+    return (
+        f"With an {large['device']} (`python -m benchmarks.gpu`) a sweep of {large['rows']:,} rows takes"
+        f" {large['sweep ms']:.1f} ms, and {digits['milliseconds a row']:.1f} ms fill in a row of digits. MNIST by"
+        f" class, {images['rows']:,} images, was fitted in {images['fit seconds']:.0f} s. Small data gain nothing"
+        f" before: a first fit of digits took {digits['fit, first']:.0f} s, of which"
+        f" {digits['sampler, again']:.1f} s were the sampler, and the rest stage one, on the CPU, and compilation."
+    )
 
 
 def _proofs_in_short() -> str:

@@ -24,6 +24,7 @@ from benchmarks import (
     figures,
     frey_inpainting,
     frey_missing,
+    gpu,
     gpu_compile,
     inclusion,
     literal,
@@ -522,6 +523,20 @@ def test_compiling_for_a_gpu():
     (row,) = gpu_compile.main(["--quick"])
     assert row["kernels"] > 0
     assert row["loops of unknown length"] == 0
+
+
+@pytest.mark.slow
+def test_gpu():
+    """On whatever device there is."""
+    _needs("mnist.npz")
+    rows = gpu.main(["--quick"])
+    assert [row["part"] for row in rows] == ["sweeps", "products", "fits", "density", "classes"]
+    assert {row["platform"] for row in rows} == {jax.default_backend()}
+    by_part = {row["part"]: row for row in rows}
+    assert by_part["sweeps"]["sweep ms"] > 0.0
+    assert min(by_part["products"][name] for name in ("NumPy ms", "device ms")) > 0.0
+    assert np.isfinite(by_part["density"]["nats"])
+    assert 0.0 <= by_part["classes"]["error_percent"] < 60.0
 
 
 def test_entry_point(capsys):
