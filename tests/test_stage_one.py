@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from geode_jax import DictionarySettings, learn_forest
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.forest import statistics
-from geode_jax.learning import evidence, feature_noise, subspaces
+from geode_jax.learning import evidence, feature_noise, small_cells, subspaces
 from geode_jax.learning.evidence import cross_fitted_evidence
 from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
 from geode_jax.learning.shared_span import (
@@ -333,6 +333,34 @@ def test_small_cells_at_once_are_those_one_by_one(num_features, parent_rows, hol
     inner = np.swapaxes(found.bases, -1, -2) @ found.bases
     identity = np.where(np.arange(5) < found.ranks[:, None], 1.0, 0.0)[:, None, :] * np.eye(5)
     np.testing.assert_allclose(inner, np.broadcast_to(identity, inner.shape), atol=1e-12)
+
+
+def test_directions_of_a_stack_are_made_orthonormal():
+    """Whether they nearly are or not, each after those before it; zero columns stay zero."""
+    rng = np.random.default_rng(0)
+    exact = linalg.qr(rng.normal(size=(12, 4)), mode="economic")[0]
+    near, far, fewer = exact + 1e-4 * rng.normal(size=(12, 4)), exact + 0.2 * rng.normal(size=(12, 4)), exact.copy()
+    fewer[:, 2:] = 0.0
+    given = np.stack([near, far, fewer])[:, None]
+    useful = np.array([4, 4, 2])[:, None, None] > np.arange(4)
+    found = small_cells._orthonormal(given, useful)[:, 0]
+    for one, rank, own in zip(found, (4, 4, 2), given[:, 0], strict=True):
+        np.testing.assert_allclose(one[:, :rank].T @ one[:, :rank], np.eye(rank), atol=1e-12)
+        assert not one[:, rank:].any()
+        for first in range(1, rank + 1):
+            assert linalg.subspace_angles(one[:, :first], own[:, :first]).max() < 1e-7
+
+
+def test_statistics_at_some_nodes():
+    rng = np.random.default_rng(0)
+    x, folds, cells = rng.normal(size=(60, 5)), np.arange(60) % 3, _uneven_cells(60)
+    subspaces = learn_subspaces(x, cells, SubspaceOptions(2, 0), folds)
+    training, rows, nodes = Training(x, 5, folds), np.arange(1, 60, 2), np.array([4, 0, 2])
+    found = evidence.statistics_at(training, rows, subspaces, nodes)
+    for number, node in enumerate(nodes):
+        own = evidence.statistics_at_node(training, rows, subspaces, node)
+        for table, expected in zip(found, own, strict=True):
+            np.testing.assert_array_equal(table[number], expected)
 
 
 @pytest.mark.parametrize("shape", [(60, 7), (11, 30)])

@@ -167,7 +167,10 @@ def _kept(centres: np.ndarray, directions: np.ndarray, values: np.ndarray, usefu
 
 
 def _orthonormal(directions: np.ndarray, useful: np.ndarray) -> np.ndarray:
-    """As :func:`geode_jax.learning.subspaces.orthonormal`, for all of (B, H, D, d), of which some are `useful`."""
+    """Directions, (B, H, D, d), made orthonormal by the Cholesky factors of their inner products, or by QR.
+
+    As that of one cell in `subspaces.py`; those that are not `useful`, (B, H, d), are zero.
+    """
     inner = directions.swapaxes(2, 3) @ directions
     number = np.arange(useful.shape[2])
     inner[:, :, number, number] += ~useful
