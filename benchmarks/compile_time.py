@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -109,7 +110,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             seconds = compiled(problem, chosen, 2 if options.quick else 50)
             row[f"compile_{way}_seconds"], row[f"sweep_{way}_seconds"] = seconds
         with TemporaryDirectory() as cache:
-            row["first_seconds"], row["cached_seconds"] = (in_new_process(shape, cache) for _ in range(2))
+            for name in ("first", "cached"):
+                row[f"{name}_seconds"] = in_new_process(shape, cache)
+                row[f"{name}_programs"] = len(list(Path(cache).glob("*-cache")))
         rows.append(row)
         print(row, flush=True)
     if not options.quick:

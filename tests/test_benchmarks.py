@@ -381,7 +381,7 @@ def test_sweep():
 @pytest.mark.slow
 def test_compile_time():
     (row,) = compile_time.main(["--quick"])
-    assert row["cached_seconds"] < row["first_seconds"]
+    assert row["cached_programs"] == row["first_programs"] > 0  # the second process compiled none anew
 
 
 @pytest.mark.slow
