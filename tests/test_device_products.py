@@ -31,7 +31,7 @@ def device(monkeypatch):
     monkeypatch.setattr(device_products, "LEAST_WORK", 0)
     monkeypatch.setattr(device_candidates, "LEAST_WORK", 0)
     monkeypatch.setattr(device_products, "BLOCK_NUMBERS", 1000)
-    monkeypatch.setattr(subspaces, "CELL_NUMBERS", 0)  # a device has none of the small cells that are learned at once
+    monkeypatch.setattr(subspaces, "STACK_NUMBERS", 0)  # a device has none of the small cells that are learned at once
     return DeviceProducts(jax.devices()[0])
 
 

@@ -322,7 +322,7 @@ def test_small_cells_at_once_are_those_one_by_one(num_features, parent_rows, hol
     found = learn_subspaces(x, cells, options, folds, holdouts)
     assert max(stacked) > 3
     stacked.clear()
-    monkeypatch.setattr(subspaces, "CELL_NUMBERS", 0)
+    monkeypatch.setattr(subspaces, "STACK_NUMBERS", 0)
     expected = learn_subspaces(x, cells, options, folds, holdouts)
     assert not stacked
     np.testing.assert_array_equal(found.ranks, expected.ranks)

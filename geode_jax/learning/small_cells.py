@@ -13,8 +13,8 @@ from scipy import linalg
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax.learning.moments import Moments
 
-# Numbers that a stack may hold (16 MiB), and a single cell, which is learned by itself if it needs more.
-STACK_NUMBERS, CELL_NUMBERS = 2**21, 2**19
+# Numbers that a stack may hold, 4 MiB: every core has a stack at a time. A cell that needs more is learned by itself.
+STACK_NUMBERS = 2**19
 # Cells of a stack are padded to the side of its largest one, which is at most this many times that of its smallest.
 MOST_PADDING = 1.15
 

@@ -17,7 +17,7 @@ from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.moments import MomentSums
 from geode_jax.learning.small_cells import (
-    CELL_NUMBERS,
+    STACK_NUMBERS,
     Limits,
     Priors,
     Stack,
@@ -303,7 +303,7 @@ class _Cells:
             size, num_features = self._partition.size(node), self._x.shape[1]
             side = side_of(size, num_features, num_extra)
             numbers = numbers_of(size, num_features, len(self._holdouts), rank, num_extra)
-            is_small = numbers <= CELL_NUMBERS and (self._is_by_moments(node) or self._is_small(node))
+            is_small = numbers <= STACK_NUMBERS and (self._is_by_moments(node) or self._is_small(node))
             if self._processes.is_alone and is_small and self.num_kept[node].min() >= 2:
                 by_kind[self._is_by_moments(node)].append((side, node, numbers))
             else:
