@@ -120,9 +120,9 @@ OLDER = (
     " Those of digits and of Frey faces had 200 + 200, where the default is 100 + 100"
     " now. That of missing values in training filled these in one round, without deviations. Those of digits"
     " and Frey faces are older than filling in by 8 draws a tree, and their times, and those of filling in after whole"
-    " fits and beside other processes, older than what made it faster. All but those of the prior of the noise and of"
-    " columns in different units were measured with Gamma(1/2, 1/2) added to that prior. These two are older than the"
-    " unknown feature in the root's noise, for want of which one row of US economy, standardised, cost 6000 nats. Times"
+    " fits and beside other processes, older than what made it faster. All but those of the prior of the noise, of"
+    " columns in different units and on a GPU were measured with Gamma(1/2, 1/2) added to that prior. That of the prior"
+    " of the noise is older than the unknown feature in the root's noise. Times"
     " of MNIST, the scenarios, real data, stage one's memory, candidate nodes, missing values in training, thinning and"
     " the length of chains were measured while other programs ran on the machine."
 )
