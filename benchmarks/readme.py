@@ -121,8 +121,7 @@ OLDER = (
     " now. That of missing values in training filled these in one round, without deviations. Those of digits"
     " and Frey faces are older than filling in by 8 draws a tree, and their times, and those of filling in after whole"
     " fits and beside other processes, older than what made it faster. All but those of the prior of the noise, of"
-    " columns in different units and on a GPU were measured with Gamma(1/2, 1/2) added to that prior. That of the prior"
-    " of the noise is older than the unknown feature in the root's noise. Times"
+    " columns in different units and on a GPU were measured with Gamma(1/2, 1/2) added to that prior. Times"
     " of MNIST, the scenarios, real data, stage one's memory, candidate nodes, missing values in training, thinning and"
     " the length of chains were measured while other programs ran on the machine."
 )
