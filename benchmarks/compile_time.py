@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -52,16 +51,18 @@ def compiled(problem: Any, options: dict[str, Any], length: int) -> tuple[float,
     return to_compile, best_seconds(lambda: program(keys, chains, problem, np.int32(0), np.int32(10**6))) / length
 
 
-def first_sweeps(shape: tuple[int, int, int, int]) -> float:
-    """Seconds of the first segment of a run, compilation and all, in this process."""
+def first_sweeps(shape: tuple[int, int, int, int]) -> tuple[float, int]:
+    """Of the first segment of a run: seconds, compilation and all, and programs that JAX's cache did not have."""
+    events: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
     problem = forest_problem(*shape)
     settings = SamplerSettings(num_warmup=0, num_samples=10, segment_length=10)
     start = time.perf_counter()
     run.run_chains(jax.random.key(0), problem, settings)
-    return time.perf_counter() - start
+    return time.perf_counter() - start, events.count("/jax/compilation_cache/cache_misses")
 
 
-def in_new_process(shape: tuple[int, int, int, int], cache: str) -> float:
+def in_new_process(shape: tuple[int, int, int, int], cache: str) -> tuple[float, int]:
     """:func:`first_sweeps` in a process of its own."""
     code = f"import json; from benchmarks.compile_time import first_sweeps; print(json.dumps(first_sweeps({shape})))"
     environment = os.environ | {
@@ -70,7 +71,8 @@ def in_new_process(shape: tuple[int, int, int, int], cache: str) -> float:
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    return float(json.loads(found.stdout.splitlines()[-1]))
+    seconds, programs = json.loads(found.stdout.splitlines()[-1])
+    return seconds, programs
 
 
 def tables() -> list[str]:
@@ -111,8 +113,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             row[f"compile_{way}_seconds"], row[f"sweep_{way}_seconds"] = seconds
         with TemporaryDirectory() as cache:
             for name in ("first", "cached"):
-                row[f"{name}_seconds"] = in_new_process(shape, cache)
-                row[f"{name}_programs"] = len(list(Path(cache).glob("*-cache")))
+                row[f"{name}_seconds"], programs = in_new_process(shape, cache)
+                row[f"{name}_programs"] = programs
         rows.append(row)
         print(row, flush=True)
     if not options.quick:

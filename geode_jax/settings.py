@@ -142,6 +142,9 @@ class DictionarySettings:
       other rows descend from the root to the nearer centre. None: all rows, up to 100,000.
     - `min_cell_size` (default None): smallest number of rows in a cell; None is 5, or 10 without `borrowed_rows`, and
       less with few rows.
+    - `refined_cuts` (default True): in every second tree, the first included, rows go over to the side of a cut whose
+      normal distribution describes them better (not in trees of a part of the rows). False, as in the paper, leaves
+      all cuts as METIS makes them.
     - `num_candidates` (default None): nodes of each tree that a row may belong to. Memory and time of the sampler are
       proportional to it, and ``Posterior.lost_mass`` says how much mass it leaves out. None: all of up to 31 nodes, and
       16 of more, or 8 to 15 where their statistics would take more than 1 GiB.
@@ -163,6 +166,7 @@ class DictionarySettings:
     num_neighbors: int | None = None
     tree_rows: int | None = None
     min_cell_size: int | None = None
+    refined_cuts: bool = True
     num_candidates: int | None = None
     parent_rows: float | None = 3.0
     borrowed_rows: float | None = 5.0
@@ -188,6 +192,7 @@ class DictionarySettings:
         for name in ("parent_rows", "borrowed_rows"):
             if getattr(self, name) is not None:
                 check_number(getattr(self, name), name, above=0.0)
+        check_instance(self.refined_cuts, "refined_cuts", bool)
         check_instance(self.cross_fit, "cross_fit", (CrossFit, None))
         check_instance(self.feature_noise, "feature_noise", (FeatureNoise, None))
         check_instance(self.noise_covariance, "noise_covariance", (NoiseCovariance, None))
@@ -206,6 +211,7 @@ class DictionarySettings:
             depth=depth,
             num_trees=1,
             min_cell_size=20,
+            refined_cuts=False,
             parent_rows=None,
             borrowed_rows=None,
             cross_fit=None,

@@ -13,7 +13,7 @@ from geode_jax.forest import device_candidates, device_products, freeze, statist
 from geode_jax.forest.device_candidates import search_on_device, statistics_on_device
 from geode_jax.forest.device_products import DeviceProducts, products_here
 from geode_jax.forest.statistics import candidate_statistics
-from geode_jax.learning import subspaces
+from geode_jax.learning import small_cells
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.evidence import HeldOutStatistics, cell_mixture, statistics_at
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
@@ -31,7 +31,8 @@ def device(monkeypatch):
     monkeypatch.setattr(device_products, "LEAST_WORK", 0)
     monkeypatch.setattr(device_candidates, "LEAST_WORK", 0)
     monkeypatch.setattr(device_products, "BLOCK_NUMBERS", 1000)
-    monkeypatch.setattr(subspaces, "STACK_NUMBERS", 0)  # a device has none of the small cells that are learned at once
+    # a device has none of the small cells that are learned at once
+    monkeypatch.setattr(small_cells, "STACK_NUMBERS", 0)
     return DeviceProducts(jax.devices()[0])
 
 

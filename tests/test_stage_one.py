@@ -301,38 +301,59 @@ def _uneven_cells(num_rows):
 
 @pytest.mark.parametrize("holdouts", [None, [(1,)], [(1,), (0, 2)]], ids=["each", "one", "two"])
 @pytest.mark.parametrize("parent_rows", [0.0, 3.0])
-@pytest.mark.parametrize("num_features", [6, 40])
-def test_small_cells_at_once_are_those_one_by_one(num_features, parent_rows, holdouts, monkeypatch):
+@pytest.mark.parametrize(("num_features", "dtype"), [(6, np.float64), (40, np.float64), (40, np.float32)])
+def test_small_cells_at_once_are_those_one_by_one(num_features, dtype, parent_rows, holdouts, monkeypatch):
     """By moments and by rows, of cells of all sizes, also with duplicate rows and a spectrum of many digits."""
     rng = np.random.default_rng(0)
-    x = (
-        rng.normal(size=(150, num_features)) * np.geomspace(10, 1e-2 if num_features == 6 else 1e-6, num_features)
-    ) @ linalg.qr(rng.normal(size=(num_features, num_features)))[0] + 5.0
+    spectrum = np.full(num_features, 1e-3)
+    spectrum[:5] = np.geomspace(10, 1e-2 if dtype == np.float64 else 0.1, 5)
+    turn = linalg.qr(rng.normal(size=(num_features, num_features)))[0]
+    x = ((rng.normal(size=(150, num_features)) * spectrum) @ turn + 5.0).astype(dtype)
     x[20:40] = x[20]
     folds, cells, options = rng.permutation(150) % 4, _uneven_cells(150), SubspaceOptions(5, 0, parent_rows)
-    stacked = []
-    for name in ("stack_by_rows", "stack_by_moments"):
+    stacked = {"stack_by_rows": [], "stack_by_moments": []}
+    for name, sizes in stacked.items():
         function = getattr(subspaces, name)
 
-        def counted(cells, *arguments, function=function):
-            stacked.append(len(cells))
+        def counted(cells, *arguments, function=function, sizes=sizes):
+            sizes.append(len(cells))
             return function(cells, *arguments)
 
         monkeypatch.setattr(subspaces, name, counted)
+    monkeypatch.setattr(small_cells, "STACK_NUMBERS", 40_000)  # so that stacks are full
     found = learn_subspaces(x, cells, options, folds, holdouts)
-    assert max(stacked) > 3
-    stacked.clear()
-    monkeypatch.setattr(subspaces, "STACK_NUMBERS", 0)
+    assert max(stacked["stack_by_rows"]) > 3
+    assert num_features > 6 or max(stacked["stack_by_moments"]) > 1
+    assert parent_rows or not found.ranks[9]  # its rows are equal
+    for sizes in stacked.values():
+        sizes.clear()
+    monkeypatch.setattr(small_cells, "STACK_NUMBERS", 0)
     expected = learn_subspaces(x, cells, options, folds, holdouts)
-    assert not stacked
+    assert not any(stacked.values())
     np.testing.assert_array_equal(found.ranks, expected.ranks)
     assert (found.ranks[cells.is_present] < 5).any()
-    np.testing.assert_allclose(found.centres, expected.centres, atol=1e-12)
+    exact = 1e-12 if dtype == np.float64 else 1e-5
+    np.testing.assert_allclose(found.centres, expected.centres, atol=exact)
     projected = [x @ bases @ np.swapaxes(bases, -1, -2) for bases in (found.bases, expected.bases)]
-    np.testing.assert_allclose(*projected, atol=1e-5)
+    np.testing.assert_allclose(*projected, atol=1e-5 if dtype == np.float64 else 1e-4)
     inner = np.swapaxes(found.bases, -1, -2) @ found.bases
     identity = np.where(np.arange(5) < found.ranks[:, None], 1.0, 0.0)[:, None, :] * np.eye(5)
-    np.testing.assert_allclose(inner, np.broadcast_to(identity, inner.shape), atol=1e-12)
+    np.testing.assert_allclose(inner, np.broadcast_to(identity, inner.shape), atol=exact)
+
+
+def test_stacks_are_of_bounded_size():
+    """Padded to the largest of their cells, they stay within the limit, and their matrices are not much larger."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers((2, 0), (40, 20), (200, 2)).tolist()
+    cells = {node: small_cells.Size(*own) for node, own in enumerate(sizes)} | {200: small_cells.Size(390, 0)}
+    found = small_cells.in_stacks(cells, num_features=400, num_holdouts=3, rank=10)
+    assert sorted(node for stack in found for node in stack) == list(range(200))  # the last one is large
+    assert max(map(len, found)) > 5
+    for stack in found:
+        own = [cells[node] for node in stack]
+        padded = small_cells.Size(*np.max(own, axis=0).tolist())
+        assert len(stack) * padded.numbers(400, 3, 10) <= small_cells.STACK_NUMBERS
+        assert padded.side(400) <= 1.15 * min(one.side(400) for one in own) + 1
 
 
 def test_directions_of_a_stack_are_made_orthonormal():

@@ -21,7 +21,7 @@ _RENAMED_CLASSES = {"NoiseShape": "NoiseCovariance"}
 _RENAMED_FIELDS = {("DictionarySettings", "noise_shape"): "noise_covariance"}
 # Settings that files of earlier versions lack, with what those versions did.
 _ADDED_FIELDS: dict[str, dict[str, Any]] = {
-    "DictionarySettings": {"borrowed_rows": None},
+    "DictionarySettings": {"borrowed_rows": None, "refined_cuts": False},
     "Prior": {"noise_rows": None},
 }
 

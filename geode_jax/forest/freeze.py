@@ -13,7 +13,7 @@ from geode_jax.forest.partial_statistics import Grouping, group_rows, reduce_row
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.statistics import add_cross_fitted, candidate_statistics, without_folds, zero_statistics
 from geode_jax.learning.borrowing import rows_nearby, typical_noise, with_unknown
-from geode_jax.learning.candidate_search import SEARCHED_AT_ONCE, search_candidates
+from geode_jax.learning.candidate_search import search_candidates, searched_at_once
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.candidate_statistics import BLOCK, AnyStatistics, CandidateStatistics, Probe, num_blocks_of
@@ -47,9 +47,9 @@ def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatisti
         if plan.row_devices is None:
             return dictionary, _at_all_nodes(learned, rows, plan.num_places), None
         return dictionary, _on_the_host(learned, rows, plan.num_places, plan.row_devices), None
-    # more rows are divided among the cores tree by tree
+    # of more rows, those of one tree keep all cores busy
     by_device = is_for_device(training, learned.subspaces)
-    by_tree = training.processes.is_alone and not by_device and rows.size <= SEARCHED_AT_ONCE
+    by_tree = training.processes.is_alone and not by_device and rows.size <= searched_at_once(training)
     candidates = parallel_map(lambda tree: _candidates(learned, tree, rows, width), trees, in_order=not by_tree)
     per_row = training.x.dtype.itemsize * len(trees) * num_nodes * dictionary.max_rank
     num_probes = min(num_rows, int(np.clip(PROBE_BYTES // per_row, 16, 256)))

@@ -6,7 +6,7 @@ from geode_jax._runtime.progress import ShowProgress
 from geode_jax.forest.feature_scales import noise_scales
 from geode_jax.forest.plan import Plan
 from geode_jax.learning.feature_noise import middle_cells
-from geode_jax.partition.metis import Partition, partition_rows, route_rows
+from geode_jax.partition.metis import Partition, TreeOptions, partition_rows, route_rows
 from geode_jax.partition.neighbours import neighbour_graph
 from geode_jax.rows.processes import Processes
 from geode_jax.rows.row_space import principal_coordinates, uses_row_space
@@ -34,32 +34,36 @@ def grow_trees(
 def _grow_tree(x: Rows, training: Training, plan: Plan, number: int, seed: int) -> Partition:
     """Trees of a forest differ by their METIS seed, their neighbour count, and the rows they are learned from.
 
+    Every second tree's cuts are refined, the first one's too. An average over both kinds has a higher density than
+    one over either kind (`python -m benchmarks.refined_cuts`).
+
     `x`: everyone's rows if a tree is learned from all of them, else those of this process.
     """
-    depth, min_cell_size = plan.tree.depth, plan.tree.min_cell_size
     num_rows, processes = training.num_rows, training.processes
-    num_neighbors = min(plan.tree.num_neighbors + 2 * number, num_rows - 1)
+    tree = plan.tree._replace(num_neighbors=min(plan.tree.num_neighbors + 2 * number, num_rows - 1))
     if plan.tree_rows >= num_rows:
-        return _cut(as_array(x), num_neighbors, depth, min_cell_size, seed, processes).divided(processes)
+        refines = plan.request.refined_cuts and number % 2 == 0
+        return _cut(as_array(x), tree, seed, processes, refines=refines).divided(processes)
     known = np.sort(np.random.default_rng(seed).choice(num_rows, plan.tree_rows, replace=False))
     some = processes.joined(x[processes.own(known)])
-    fewest = max(2, min_cell_size * known.size // num_rows)
-    partition = _cut(some, min(num_neighbors, known.size - 1), depth, fewest, seed, processes)
-    return route_rows(x, some, partition, known, min_cell_size, processes)
+    fewest = max(2, tree.min_cell_size * known.size // num_rows)
+    sampled = TreeOptions(min(tree.num_neighbors, known.size - 1), tree.depth, fewest)
+    # not refined: the rows that are not in the sample go to the nearer centre, whatever the sides' normals
+    partition = _cut(some, sampled, seed, processes, refines=False)
+    return route_rows(x, some, partition, known, tree.min_cell_size, processes)
 
 
-def _cut(
-    x: np.ndarray, num_neighbors: int, depth: int, min_cell_size: int, seed: int, processes: Processes
-) -> Partition:
+def _cut(x: np.ndarray, tree: TreeOptions, seed: int, processes: Processes, *, refines: bool) -> Partition:
     """The partition of rows that every process has: found by the first process for all.
 
     An approximate search for neighbours may find others on another machine.
     """
     if processes.index > 0:
-        place, is_present = np.zeros(x.shape[0], dtype=int), np.zeros(2 ** (depth + 1) - 1, dtype=int)
+        place, is_present = np.zeros(x.shape[0], dtype=int), np.zeros(2 ** (tree.depth + 1) - 1, dtype=int)
         found = processes.total(place), processes.total(is_present)
-        return Partition.of_leaves(depth, found[0], found[1] > 0)
-    partition = partition_rows(x, neighbour_graph(x, num_neighbors, seed), depth, min_cell_size, seed)
+        return Partition.of_leaves(tree.depth, found[0], found[1] > 0)
+    graph = neighbour_graph(x, tree.num_neighbors, seed)
+    partition = partition_rows(x, graph, tree.depth, tree.min_cell_size, seed, refines=refines)
     if not processes.is_alone:
         processes.total(partition.leaf_order())
         processes.total(partition.is_present.astype(int))

@@ -79,9 +79,14 @@ def search_candidates(
     found = np.empty((rows.size, width), dtype=np.int32)
     if rows.size == 0:
         return found
-    size = min(SEARCHED_AT_ONCE, max(1, _BLOCK_NUMBERS // training.x.shape[1]))
+    size = searched_at_once(training)
     found[order] = np.concatenate(parallel_map(search, np.array_split(rows[order], -(-rows.size // size))))
     return found
+
+
+def searched_at_once(training: Training) -> int:
+    """How many rows one core searches together."""
+    return min(SEARCHED_AT_ONCE, max(1, _BLOCK_NUMBERS // training.x.shape[1]))
 
 
 def _only(mixture: QuickMixture, index: int) -> QuickMixture:

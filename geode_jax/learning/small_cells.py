@@ -4,7 +4,7 @@ One after the other, such cells take longer in Python than in LAPACK, and Python
 machine with many cores more threads made stage one slower. A stack is a few calls, during which other threads run.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,30 +61,43 @@ class Stack(NamedTuple):
     ranks: np.ndarray
 
 
-def numbers_of(num_rows: int, num_features: int, num_holdouts: int, rank: int, inherited: int) -> int:
-    """About how many numbers a stack holds for a cell."""
-    side = side_of(num_rows, num_features, inherited)
-    return num_rows * num_features + num_holdouts * (num_features * (rank + inherited) + 3 * side**2)
+class Size(NamedTuple):
+    """Numbers of rows and of inherited directions, to which cells of a stack are padded.
+
+    Where moments stand for the rows, of cells with more rows than features D, `num_rows` is D.
+    """
+
+    num_rows: int
+    inherited: int
+
+    def side(self, num_features: int) -> int:
+        """Side of the matrix whose eigenvectors are a cell's directions."""
+        return num_features if num_features == self.num_rows else self.num_rows + self.inherited
+
+    def numbers(self, num_features: int, num_holdouts: int, rank: int) -> int:
+        """About how many numbers a stack holds for each cell."""
+        directions = num_features * (rank + self.inherited)
+        return self.num_rows * num_features + num_holdouts * (directions + 3 * self.side(num_features) ** 2)
 
 
-def side_of(num_rows: int, num_features: int, inherited: int) -> int:
-    """Side of the matrix whose eigenvectors are a cell's directions."""
-    return num_features if num_features <= num_rows else num_rows + inherited
-
-
-def stacks(cells: Iterable[tuple[int, int, int]]) -> list[list[int]]:
+def in_stacks(cells: Mapping[int, Size], num_features: int, num_holdouts: int, rank: int) -> list[list[int]]:
     """Nodes in groups of about the same side, as large as `STACK_NUMBERS` allows: the same on every machine.
 
-    `cells`: side, node, and how many numbers it needs.
+    Cells that need more by themselves are in none.
     """
     found: list[list[int]] = []
-    held, smallest = 0, 0
-    for side, node, number in sorted(cells):
-        if not found or held + number > STACK_NUMBERS or side > MOST_PADDING * smallest + 1:
+    widest, smallest = Size(0, 0), 0
+    for side, node in sorted((size.side(num_features), node) for node, size in cells.items()):
+        size = cells[node]
+        if size.numbers(num_features, num_holdouts, rank) > STACK_NUMBERS:
+            continue
+        padded = Size(max(size.num_rows, widest.num_rows), max(size.inherited, widest.inherited))
+        number = padded.numbers(num_features, num_holdouts, rank) * (len(found[-1]) + 1 if found else 1)
+        if not found or number > STACK_NUMBERS or padded.side(num_features) > MOST_PADDING * smallest + 1:
             found.append([])
-            held, smallest = 0, side
+            padded, smallest = size, side
         found[-1].append(node)
-        held += number
+        widest = padded
     return found
 
 

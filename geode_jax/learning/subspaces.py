@@ -17,15 +17,13 @@ from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.moments import MomentSums
 from geode_jax.learning.small_cells import (
-    STACK_NUMBERS,
     Limits,
     Priors,
+    Size,
     Stack,
-    numbers_of,
-    side_of,
+    in_stacks,
     stack_by_moments,
     stack_by_rows,
-    stacks,
 )
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
@@ -158,7 +156,8 @@ def learn_subspaces(
     def num_inherited(node: int) -> int:
         return int(ranks[(node - 1) // 2]) if parent_rows > 0.0 and node > 0 else 0
 
-    def most_directions(node: int) -> int:
+    def bounded_rank(node: int) -> int:
+        """The most directions the node's rows can have, noting how many they and its ancestors' span."""
         inherited, fewest = num_inherited(node), int(num_kept[node].min())
         spanned[node] = spanned[(node - 1) // 2] if inherited else fewest - 1
         return int(min(max_rank, num_features, fewest - 1 + inherited, spanned[node]))
@@ -173,7 +172,7 @@ def learn_subspaces(
             Spectrum(bases[out, parent, :, :inherited], parent_rows * variances[out, parent, :inherited])
             for out in range(num_holdouts)
         ]
-        most = most_directions(node)
+        most = bounded_rank(node)
         learn_cell = _given(root) if root is not None and node == 0 else cells.learner(node, most)
 
         def learn_without(out: int) -> int:
@@ -199,7 +198,7 @@ def learn_subspaces(
             bases[:, parents, :, :num_extra].swapaxes(0, 1).astype(np.float64),
             parent_rows * variances[:, parents, :num_extra].swapaxes(0, 1),
         )
-        found = cells.stack(stack, np.array([most_directions(node) for node in stack]), prior)
+        found = cells.stack(stack, np.array([bounded_rank(node) for node in stack]), prior)
         # directions that one of the holdouts lacks are dropped
         own = ranks[nodes] = found.ranks.min(axis=1)
         is_kept = np.arange(found.variances.shape[2]) < own[:, None]
@@ -216,9 +215,9 @@ def learn_subspaces(
         cells.reach(scale)
         inherited = {node: num_inherited(node) for node in at_scale.tolist()}
         is_given = root is not None and scale == 0
-        single, stacks = (inherited, []) if is_given else cells.in_stacks(inherited, max_rank)
+        single, stacked = (inherited, []) if is_given else cells.by_size(inherited, max_rank)
         # parents first; the cells of a scale do not depend on each other
-        parallel_map(work, [*single, *stacks], in_order=not processes.is_alone)
+        parallel_map(work, [*single, *stacked], in_order=not processes.is_alone)
     return Subspaces(centres, bases, ranks)
 
 
@@ -292,23 +291,21 @@ class _Cells:
         own = [np.flatnonzero(number == place) for place in range(len(cells))]
         return {node: _SmallCell(x[at], folds[at]) for node, at in zip(nodes, own, strict=True)}
 
-    def in_stacks(self, inherited: dict[int, int], rank: int) -> tuple[list[int], list[list[int]]]:
+    def by_size(self, inherited: dict[int, int], rank: int) -> tuple[list[int], list[list[int]]]:
         """Nodes that are learned one by one, and small ones by the stack: of cells that inherit so many directions.
 
         All are learned one by one where several processes have rows of each.
         """
-        by_kind: tuple[list[tuple[int, int, int]], ...] = ([], [])
-        single = []
+        by_kind: tuple[dict[int, Size], ...] = ({}, {})
+        num_features = self._x.shape[1]
         for node, num_extra in inherited.items():
-            size, num_features = self._partition.size(node), self._x.shape[1]
-            side = side_of(size, num_features, num_extra)
-            numbers = numbers_of(size, num_features, len(self._holdouts), rank, num_extra)
-            is_small = numbers <= STACK_NUMBERS and (self._is_by_moments(node) or self._is_small(node))
-            if self._processes.is_alone and is_small and self.num_kept[node].min() >= 2:
-                by_kind[self._is_by_moments(node)].append((side, node, numbers))
-            else:
-                single.append(node)
-        return single, [stack for kind in by_kind for stack in stacks(kind)]
+            size, is_by_moments = self._partition.size(node), self._is_by_moments(node)
+            has_rows = self.num_kept[node].min() >= 2
+            if self._processes.is_alone and has_rows and (is_by_moments or self._is_small(node)):
+                by_kind[is_by_moments][node] = Size(min(size, num_features), num_extra)
+        found = [stack for kind in by_kind for stack in in_stacks(kind, num_features, len(self._holdouts), rank)]
+        stacked = {node for stack in found for node in stack}
+        return [node for node in inherited if node not in stacked], found
 
     def stack(self, nodes: list[int], ranks: np.ndarray, priors: Priors) -> Stack:
         """The nodes of one of the stacks, with at most as many directions as `ranks`."""

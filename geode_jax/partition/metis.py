@@ -14,6 +14,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from geode_jax._runtime.threads import parallel_map
+from geode_jax.partition.refinement import refined
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.products import Products
 from geode_jax.rows.view import Rows
@@ -97,8 +98,13 @@ def default_depth(num_rows: int, min_cell_size: int) -> int:
     return int(np.clip(np.floor(np.log2(max(num_rows / min_cell_size, 1.0))), 0, 7))
 
 
-def partition_rows(x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_size: int, seed: int) -> Partition:
-    """Split the rows of `x` (n, D) down to `depth`; a cell is a leaf if a child would be below `min_cell_size`."""
+def partition_rows(
+    x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_size: int, seed: int, *, refines: bool = False
+) -> Partition:
+    """Split the rows of `x` (n, D) down to `depth`; a cell is a leaf if a child would be below `min_cell_size`.
+
+    `refines`: after every cut of the graph, rows go over to the side whose normal describes them better.
+    """
     cells: list[np.ndarray | None] = [None] * (2 ** (depth + 1) - 1)
     cells[0] = np.arange(x.shape[0])
     for node in range(2**depth - 1):
@@ -106,6 +112,8 @@ def partition_rows(x: np.ndarray, graph: sparse.csr_array, depth: int, min_cell_
         if rows is None or rows.size < 2 * min_cell_size:
             continue
         is_right = _split(x, graph, rows, min_cell_size, seed + node)
+        if refines:
+            is_right = refined(x[rows], is_right, min_cell_size, seed + node)
         if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:
             cells[2 * node + 1], cells[2 * node + 2] = rows[~is_right], rows[is_right]
     return Partition(depth, tuple(cells))

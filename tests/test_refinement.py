@@ -1,0 +1,130 @@
+"""Cuts whose rows go over to the side that describes them better."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from geode_jax import DictionarySettings, learn_forest
+from geode_jax._files.archive import decode, encode
+from geode_jax.partition import refinement
+from geode_jax.partition.metis import partition_rows
+from geode_jax.partition.neighbours import neighbour_graph
+from geode_jax.partition.refinement import refined
+
+NUM_ROWS = 400
+
+
+def _crossing(num_features, dtype=np.float64):
+    """Rows near two lines that cross, and which is whose."""
+    rng = np.random.default_rng(0)
+    directions = stats.ortho_group.rvs(num_features, random_state=1)[:2]
+    own = np.arange(NUM_ROWS) % 2 == 1
+    along = rng.normal(size=(NUM_ROWS, 1)) * directions[own.astype(int)]
+    return (along + 0.02 * rng.normal(size=(NUM_ROWS, num_features))).astype(dtype), own
+
+
+def _start(own):
+    """Three quarters of the rows on their side."""
+    return own ^ (np.random.default_rng(1).random(NUM_ROWS) < 0.25)
+
+
+def _agreement(cut, own):
+    return max(np.mean(cut == own), np.mean(cut != own))
+
+
+@pytest.mark.parametrize("num_features", [5, 80])
+def test_two_lines_that_cross_are_told_apart(num_features):
+    x, own = _crossing(num_features)
+    cut = refined(x, _start(own), 5, 0)
+    assert _agreement(cut, own) > 0.93  # those where the lines cross are on either
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_tree_with_refined_cuts(dtype):
+    """Two flat clusters, one of three times as many rows: METIS cuts through the larger one."""
+    rng = np.random.default_rng(0)
+    own = np.arange(NUM_ROWS) % 4 == 0
+    x = rng.normal(size=(NUM_ROWS, 5)) * np.where(own[:, None], [1, 1, 1, 0.1, 0.1], [0.1, 0.1, 1, 1, 1])
+    x = (x + 1.0 * own[:, None]).astype(dtype)
+    graph = neighbour_graph(x, 10, 0)
+    plain, tree = (partition_rows(x, graph, 3, 5, 0, refines=refines) for refines in (False, True))
+    by_graph, by_shape = (_agreement(np.isin(np.arange(NUM_ROWS), one.cell(2)), own) for one in (plain, tree))
+    assert by_graph < 0.8
+    assert by_shape > 0.97
+    for node in range(7):  # children are a partition of their parent's rows
+        children = np.concatenate([tree.cell(2 * node + 1), tree.cell(2 * node + 2)])
+        np.testing.assert_array_equal(np.sort(children), tree.cell(node))
+        assert all(np.all(np.diff(tree.cell(child)) > 0) for child in (2 * node + 1, 2 * node + 2))
+
+
+def test_units_and_origin_do_not_matter():
+    x, own = _crossing(5)
+    start = _start(own)
+    cut = refined(x, start, 5, 0)
+    assert (cut != start).any()
+    np.testing.assert_array_equal(refined(1e3 * x + 1e5, start, 5, 0), cut)
+    np.testing.assert_array_equal(refined(x, ~start, 5, 0), ~cut)
+
+
+def test_coordinates_of_many_features():
+    """The coordinates of a cell hold what its sides differ by."""
+    x, _ = _crossing(20)
+    turn = stats.ortho_group.rvs(60, random_state=2)[:20]
+    padded = x @ turn + 1e-9 * np.random.default_rng(3).normal(size=(NUM_ROWS, 60))
+    one, other = (refinement._rows(rows, 0) for rows in (x, padded))
+    np.testing.assert_allclose(np.square(other.along).sum(axis=1), np.square(one.along).sum(axis=1), rtol=1e-6)
+    assert other.along.shape[1] < 60
+    np.testing.assert_allclose(other.mean_square * 60, one.mean_square * 20, rtol=1e-6)
+
+
+def test_sides_keep_their_least_share():
+    """A few rows far away are no side of their own."""
+    x = np.random.default_rng(0).normal(size=(200, 6))
+    x[:3] += 50.0
+    cut = refined(x, np.arange(200) % 2 == 0, 5, 0)
+    assert 20 <= cut.sum() <= 180
+    cut = refined(x, np.arange(200) % 2 == 0, 60, 0)
+    assert 60 <= cut.sum() <= 140
+
+
+def test_small_sides_stay():
+    x, _ = _crossing(5)
+    cut = np.arange(11) < 5
+    assert refined(x[:11], cut, 5, 0) is cut
+    cut = np.zeros(11, bool)  # nothing was cut
+    assert refined(x[:11], cut, 5, 0) is cut
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("num_features", [1, 4, 50])
+def test_equal_rows(num_features):
+    cut = np.arange(30) % 2 == 0
+    for x in (np.zeros((30, num_features)), np.repeat(np.eye(3, num_features), 10, axis=0)):
+        found = refined(x, cut, 5, 0)
+        assert 5 <= found.sum() <= 25
+
+
+def test_every_second_tree_is_refined():
+    x, _ = _crossing(5)
+    settings = DictionarySettings(
+        num_trees=3, max_rank=2, depth=2, feature_noise=None, noise_covariance=None, shared_span=None
+    )
+    key = jax.random.key(0)
+    found = [
+        learn_forest(key, x, dictionary=one).dictionary
+        for one in (settings, dataclasses.replace(settings, refined_cuts=False))
+    ]
+    centres = [np.asarray(one.centres) for one in found]
+    assert [not np.array_equal(a, b) for a, b in zip(*centres, strict=True)] == [True, False, True]
+
+
+def test_settings():
+    assert not DictionarySettings.published().refined_cuts
+    with pytest.raises(TypeError, match="refined_cuts: expected bool"):
+        DictionarySettings(refined_cuts=1)
+    written = encode(DictionarySettings())
+    del written["refined_cuts"]
+    assert not decode(written).refined_cuts  # files of earlier versions
