@@ -2,29 +2,23 @@
 
 python -m benchmarks.refined_cuts [--quick]
 
-The tables of `noise_prior` with ten random splits each, 80% of the rows fitted, and the curved sheet and digits with
-four. Splits overlap, and standard errors take them as independent. Held-out nats per row, and their differences split
-by split; seconds are of the whole fits, in turn, of which the first compiles.
+The tables of `noise_prior` with ten random splits each, 80% of the rows fitted, and the curved sheet with two. Splits
+overlap, and standard errors take them as independent. Held-out nats per row, and their differences split by split;
+seconds are of the whole fits, in turn, of which the first compiles.
 """
 
 import argparse
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 import geode_jax
-from benchmarks import noise_prior, whole_fit
+from benchmarks import noise_prior
 from benchmarks.common import write_result
 from benchmarks.tables import load
 
-TABLES: dict[str, Callable[[], np.ndarray]] = {
-    **noise_prior.TABLES,
-    "digits": lambda: np.concatenate(whole_fit.rows_of("digits", None)),
-}
-NUM_SPLITS = {"curved sheet": 4, "digits": 4}
 CUTS = {"refined": True, "METIS": False}
 
 
@@ -67,9 +61,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--quick", action="store_true", help="iris only, two splits, nothing written")
     options = parser.parse_args(arguments)
     rows = []
-    for name in ["iris"] if options.quick else TABLES:
-        x = np.asarray(TABLES[name](), float)
-        splits = 2 if options.quick else NUM_SPLITS.get(name, 10)
+    for name in ["iris"] if options.quick else noise_prior.TABLES:
+        x = np.asarray(noise_prior.TABLES[name](), float)
+        splits = 2 if options.quick else noise_prior.NUM_SPLITS.get(name, 10)
         found = [measure(x, seed, options.quick) for seed in range(splits)]
         gain = np.array([one["refined"][0] - one["METIS"][0] for one in found])
         row: dict[str, Any] = {"data": name, "n": len(x), "D": x.shape[1], "splits": splits}

@@ -34,15 +34,18 @@ def grow_trees(
 def _grow_tree(x: Rows, training: Training, plan: Plan, number: int, seed: int) -> Partition:
     """Trees of a forest differ by their METIS seed, their neighbour count, and the rows they are learned from.
 
-    Every second tree's cuts are refined, the first one's too. An average over both kinds has a higher density than
-    one over either kind (`python -m benchmarks.refined_cuts`).
+    Every second tree's cuts are refined, the first one's too; the others keep those that METIS makes, which suit
+    some data better (`python -m benchmarks.refined_cuts`).
 
     `x`: everyone's rows if a tree is learned from all of them, else those of this process.
     """
     num_rows, processes = training.num_rows, training.processes
     tree = plan.tree._replace(num_neighbors=min(plan.tree.num_neighbors + 2 * number, num_rows - 1))
     if plan.tree_rows >= num_rows:
-        refines = plan.request.refined_cuts and number % 2 == 0
+        # Fills are more regular than values: normals would tell apart which rows miss which features. Coordinates of
+        # few rows would be taken for their features.
+        refines = plan.request.refined_cuts and number % 2 == 0 and plan.num_partial == 0
+        refines = refines and not uses_row_space(num_rows, plan.num_features)
         return _cut(as_array(x), tree, seed, processes, refines=refines).divided(processes)
     known = np.sort(np.random.default_rng(seed).choice(num_rows, plan.tree_rows, replace=False))
     some = processes.joined(x[processes.own(known)])

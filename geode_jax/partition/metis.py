@@ -113,7 +113,7 @@ def partition_rows(
             continue
         is_right = _split(x, graph, rows, min_cell_size, seed + node)
         if refines:
-            is_right = refined(x[rows], is_right, min_cell_size, seed + node)
+            is_right = refined(x[rows], is_right, min_cell_size)
         if min_cell_size <= is_right.sum() <= rows.size - min_cell_size:
             cells[2 * node + 1], cells[2 * node + 2] = rows[~is_right], rows[is_right]
     return Partition(depth, tuple(cells))
