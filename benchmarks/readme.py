@@ -119,8 +119,8 @@ OLDER = (
     "",
     "- Refined cuts (tables of up to 50 features): all but those of refined cuts and of columns in different units.",
     "- The prior of the noise by typical rows alone: all but those two, that of this prior, and those on a GPU.",
-    "- Nodes that borrow, cells of five rows and chains of 100 + 100 sweeps: all but those above and those of digits, of"
-    " Frey faces with complete training rows, of whole fits, of the length of chains, of other processes, of"
+    "- Nodes that borrow, cells of five rows and chains of 100 + 100 sweeps: all but those above and those of digits,"
+    " of Frey faces with complete training rows, of whole fits, of the length of chains, of other processes, of"
     " coverage, of moments, of programs for a GPU, of very many features, of mixing and of the soak. Digits and Frey"
     " faces had 200 + 200 sweeps.",
     "- Missing training values filled in in several rounds, with deviations: that of missing values in training.",
