@@ -4,6 +4,7 @@ python -m benchmarks.figures
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,86 @@ def parabola() -> Figure:
     return figure
 
 
-FIGURES = {"features_time": features_time, "inclusion": inclusion, "parabola": parabola}
+def _points(
+    rows: list[dict[str, Any]], value: str, seconds: tuple[str, ...], *, middle: Callable[..., Any] = np.mean
+) -> dict[str, tuple[float, float]]:
+    """Seconds and value of every method that has both, in the mean or the median over data sets and splits."""
+    rows = [row for row in rows if {value, *seconds} <= row.keys()]
+    own = {method: [row for row in rows if row["method"] == method] for method in {row["method"] for row in rows}}
+    return {
+        method: (
+            float(middle([sum(row[part] for part in seconds) for row in found])),
+            float(middle([row[value] for row in found])),
+        )
+        for method, found in own.items()
+    }
+
+
+def _behind_the_best(rows: list[dict[str, Any]], value: str, *, lowest: bool) -> list[dict[str, Any]]:
+    """The rows of the methods that all data sets have, with how far the mean of each data set is `behind` the best.
+
+    In units of the value where high ones are good; as a share of the best one where low ones are.
+    """
+    rows = [row for row in rows if value in row]
+    sets, methods = ({row[key] for row in rows} for key in ("data", "method"))
+    groups = {(data, name): [] for data in sets for name in methods}
+    for row in rows:
+        groups[row["data"], row["method"]].append(row[value])
+    everywhere = {name for name in methods if all(groups[data, name] for data in sets)}
+    mean = {key: np.mean(values) for key, values in groups.items() if key[1] in everywhere}
+    best = {data: (min if lowest else max)(mean[data, name] for name in everywhere) for data in sets}
+    unit = {data: best[data] if lowest else 1.0 for data in sets}
+    return [
+        row | {"behind": abs(mean[row["data"], row["method"]] - best[row["data"]]) / unit[row["data"]]}
+        for row in rows
+        if row["method"] in everywhere
+    ]
+
+
+def fronts() -> Figure:
+    """How good methods are, and how long they take, on four kinds of data; a line joins those that none beats in both.
+
+    What is far worse than the best is beyond the frame, and said to be in the legend.
+    """
+    tables = _behind_the_best(_rows("mixed_units"), "nats", lowest=False)
+    pictures = _behind_the_best(_rows("real_data"), "mae", lowest=True)
+    digits = [row | {"loss": -row["nats"]} for row in _rows("digits_density")]
+    both = "fit_seconds", "impute_seconds"
+    panels = {
+        "small tables: nats per row behind the best, median": (
+            _points(tables, "behind", ("seconds",), middle=np.median),
+            6.0,
+        ),
+        "pictures: error of hidden halves above the best, median": (
+            _points(pictures, "behind", both, middle=np.median),
+            0.3,
+        ),
+        "digits: loss in nats per image": (_points(digits, "loss", ("seconds",)), 150.0),
+        "Frey faces: mean error of hidden halves": (_points(_rows("frey_inpainting"), "mae", both), 8.0),
+    }
+    figure = Figure(figsize=(11.0, 7.0), layout="constrained")
+    for ax, (title, (points, most)) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
+        front: list[tuple[float, float]] = []
+        colours = iter(["C0", "C1", "C2", "C4", "C5", "C6", "C7", "C8", "C9", "black"])
+        for name, (seconds, loss) in sorted(points.items(), key=lambda item: item[1]):
+            is_ours = name.startswith(("GEODE", "default", "one tree", "published"))
+            label = name if loss <= most else f"{name} (beyond)"
+            style = {"marker": "o", "color": "C3"} if is_ours else {"marker": "s", "color": next(colours)}
+            ax.plot(max(seconds, 0.1), loss, linestyle="", label=f"ours: {label}" if is_ours else label, **style)
+            if is_ours:
+                ax.annotate(name, (max(seconds, 0.1), loss), (5, 5), textcoords="offset points", fontsize="x-small")
+            if not front or loss < front[-1][1]:
+                front.append((max(seconds, 0.1), loss))
+        ax.step(*np.transpose(front), where="post", color="grey", linewidth=1, zorder=0)
+        least = front[-1][1]
+        ax.set(xscale="log", xlabel="seconds, at least 0.1")
+        ax.set_title(title, loc="left", fontsize="medium")
+        ax.set_ylim(least - 0.08 * (most - least), most)
+        ax.legend(frameon=False, fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+FIGURES = {"features_time": features_time, "inclusion": inclusion, "parabola": parabola, "fronts": fronts}
 
 
 def main() -> None:

@@ -130,6 +130,12 @@ OLDER = (
     "Times of MNIST, the scenarios, real data, stage one's memory, candidate nodes, missing values in training,"
     " thinning and the length of chains were measured while other programs ran on the machine.",
 )
+_FRONTS = (
+    "**How good, and how long**: no method is better and quicker than those on the line, which `python -m"
+    " benchmarks.figures` draws from the tables below. Seconds are of fits, and of filling in where errors are shown;"
+    " those of small tables and of pictures were measured beside other work.\n\n"
+    "![Loss against seconds, of all methods on four kinds of data](../notebooks/fronts.png)"
+)
 _PARABOLA = (
     "**The METIS tree of a noisy parabola** (the paper's appendix):\n\n"
     "![Cells of a parabola at four scales](../notebooks/parabola.png)"
@@ -337,6 +343,8 @@ def render_details() -> str:
         *_summary(),
         "",
         *OLDER,
+        "",
+        _FRONTS,
         "",
         *(line for experiment in EXPERIMENTS if _has_results(experiment) for line in (*experiment.tables(), "")),
         _PARABOLA,
