@@ -88,9 +88,9 @@ def timed(times: dict[str, float], name: str) -> Iterator[None]:
 def clocked(times: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, with the seconds of its call recorded under `name`."""
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         with timed(times, name):
-            return function(*arguments)
+            return function(*arguments, **options)
 
     return call
 

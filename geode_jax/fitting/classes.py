@@ -232,10 +232,15 @@ def _common_coordinates(
 
 
 def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], sizes: np.ndarray, request: Request) -> Plan:
-    """The plan that all classes use, without the parts that are common to all classes and already learned."""
+    """The plan that all classes use, without the parts that are common to all classes and already learned.
+
+    Cuts are not refined: coordinates of many features would be taken for a table's.
+    """
     largest = int(sizes.sum(axis=0).max())
     num_partial = max(int(np.isnan(x[rows]).any(axis=1).sum()) for rows in rows_of)
-    plain = dataclasses.replace(request.dictionary, feature_noise=None, noise_covariance=None, shared_span=None)
+    plain = dataclasses.replace(
+        request.dictionary, feature_noise=None, noise_covariance=None, shared_span=None, refined_cuts=False
+    )
     plan = Plan.of(plain, largest, x.shape[1], num_partial).with_fixed_rank().on_mesh(request.row_devices)
     return dataclasses.replace(plan, num_places=plan.places(largest))
 

@@ -26,7 +26,7 @@ from geode_jax.rows.training import Training
 BLOCK_BYTES = 2**28
 # Where statistics of all rows at all nodes take fewer multiplications, NumPy is done before the programs for a GPU are
 # compiled: that took 8 s beside an H200, and 16 CPU cores found all candidates of digits (2^31) in one second. That is
-# 2^34; as much again and again, for NumPy's beam search looks at a few nodes only where there are many.
+# 2^34; four times as many, as NumPy's beam search leaves most nodes out.
 LEAST_WORK = 2**36
 
 

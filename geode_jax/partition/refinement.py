@@ -9,6 +9,8 @@ analysers (Tipping & Bishop 1999).
 
 import numpy as np
 
+from geode_jax._runtime.blas import one_blas_thread
+
 # With more features cuts stay as they are: digits and faces gained nothing.
 MOST_FEATURES = 50
 # Numbers of directions that a side may have, at most all but one of the features, and rows of a side for each.
@@ -27,6 +29,7 @@ LARGEST_LEVERAGE = 0.9
 NARROWEST = 1e-9
 
 
+@one_blas_thread()
 def refined(x: np.ndarray, is_right: np.ndarray, min_cell_size: int) -> np.ndarray:
     """The cut of rows x, (n, D), with rows moved: True is right, (n,); no side gets fewer than `min_cell_size` rows.
 
