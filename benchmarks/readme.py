@@ -117,7 +117,7 @@ EXPERIMENTS = (
 OLDER = (
     "**Which tables are older than the code**, by what they were measured without:",
     "",
-    "- Refined cuts (tables of up to 50 features): all but those of refined cuts and of columns in different units.",
+    "- Refined cuts (tables of 4 to 50 features): all but those of refined cuts and of columns in different units.",
     "- The prior of the noise by typical rows alone: all but those two, that of this prior, and those on a GPU.",
     "- Nodes that borrow, cells of five rows and chains of 100 + 100 sweeps: all but those above and those of digits,"
     " of Frey faces with complete training rows, of whole fits, of the length of chains, of other processes, of"

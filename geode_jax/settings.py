@@ -142,10 +142,10 @@ class DictionarySettings:
       other rows descend from the root to the nearer centre. None: all rows, up to 100,000.
     - `min_cell_size` (default None): smallest number of rows in a cell; None is 5, or 10 without `borrowed_rows`, and
       less with few rows.
-    - `refined_cuts` (default True): in every second tree, the first included, rows go over to the side of a cut whose
-      normal distribution describes them better. This is for tables of up to 50 features, of which training rows miss
-      none; sides with fewer rows than features stay as they are, and so do trees of a part of the rows or of a class.
-      False, as in the paper, leaves all cuts as METIS makes them.
+    - `refined_cuts` (default True): of several trees, in every second one, the first included, rows go over to the side
+      of a cut whose normal distribution describes them better. This is for tables of 4 to 50 features, of which
+      training rows miss none; sides with fewer rows than features stay as they are, and so do trees of a part of the
+      rows or of a class. False, as in the paper, leaves all cuts as METIS makes them.
     - `num_candidates` (default None): nodes of each tree that a row may belong to. Memory and time of the sampler are
       proportional to it, and ``Posterior.lost_mass`` says how much mass it leaves out. None: all of up to 31 nodes, and
       16 of more, or 8 to 15 where their statistics would take more than 1 GiB.

@@ -34,8 +34,8 @@ def grow_trees(
 def _grow_tree(x: Rows, training: Training, plan: Plan, number: int, seed: int) -> Partition:
     """Trees of a forest differ by their METIS seed, their neighbour count, and the rows they are learned from.
 
-    Every second tree's cuts are refined, the first one's too; the others keep those that METIS makes, which suit
-    some data better (`python -m benchmarks.refined_cuts`).
+    Of several trees every second one's cuts are refined, the first one's too; the others keep those that METIS makes,
+    which suit some data better.
 
     `x`: everyone's rows if a tree is learned from all of them, else those of this process.
     """
@@ -44,8 +44,8 @@ def _grow_tree(x: Rows, training: Training, plan: Plan, number: int, seed: int) 
     if plan.tree_rows >= num_rows:
         # Fills are more regular than values: normals would tell apart which rows miss which features. Coordinates of
         # few rows would be taken for their features.
-        refines = plan.request.refined_cuts and number % 2 == 0 and plan.num_partial == 0
-        refines = refines and not uses_row_space(num_rows, plan.num_features)
+        is_chosen = plan.request.refined_cuts and plan.request.num_trees > 1 and number % 2 == 0
+        refines = is_chosen and plan.num_partial == 0 and not uses_row_space(num_rows, plan.num_features)
         return _cut(as_array(x), tree, seed, processes, refines=refines).divided(processes)
     known = np.sort(np.random.default_rng(seed).choice(num_rows, plan.tree_rows, replace=False))
     some = processes.joined(x[processes.own(known)])

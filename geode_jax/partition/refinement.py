@@ -11,8 +11,9 @@ import numpy as np
 
 from geode_jax._runtime.blas import one_blas_thread
 
-# With more features cuts stay as they are: digits and faces gained nothing.
-MOST_FEATURES = 50
+# With more features cuts stay as they are: digits and faces gained nothing. So they do with fewer: a spiral in the
+# plane lost, as one line describes parts of several of its arms.
+FEWEST_FEATURES, MOST_FEATURES = 4, 50
 # Numbers of directions that a side may have, at most all but one of the features, and rows of a side for each.
 DIRECTIONS, ROWS_PER_DIRECTION = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 49), 4
 MOST_ROUNDS = 8
@@ -39,7 +40,7 @@ def refined(x: np.ndarray, is_right: np.ndarray, min_cell_size: int) -> np.ndarr
     """
     num_rows, num_features = x.shape
     smallest = min(int(is_right.sum()), num_rows - int(is_right.sum()))
-    if smallest < max(FEWEST_ROWS, min_cell_size, num_features) or not 1 < num_features <= MOST_FEATURES:
+    if smallest < max(FEWEST_ROWS, min_cell_size, num_features) or not FEWEST_FEATURES <= num_features <= MOST_FEATURES:
         return is_right
     rows = np.asarray(x - x.mean(axis=0, dtype=np.float64), np.float64)
     least_variance = NARROWEST * float(np.square(rows).mean())
