@@ -113,8 +113,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             row[f"compile_{way}_seconds"], row[f"sweep_{way}_seconds"] = seconds
         with TemporaryDirectory() as cache:
             for name in ("first", "cached"):
-                row[f"{name}_seconds"], programs = in_new_process(shape, cache)
-                row[f"{name}_programs"] = programs
+                row[f"{name}_seconds"], row[f"{name}_programs"] = in_new_process(shape, cache)
         rows.append(row)
         print(row, flush=True)
     if not options.quick:

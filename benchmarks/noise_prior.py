@@ -19,7 +19,7 @@ import numpy as np
 
 import geode_jax
 from benchmarks import mixed_units
-from benchmarks.common import write_result
+from benchmarks.common import gain_of, write_result
 from benchmarks.tables import load
 from benchmarks.whole_fit import curved_sheet
 
@@ -77,11 +77,10 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     for name, missing, splits in [("iris", 0.0, 2)] if options.quick else runs:
         x = np.asarray(TABLES[name](), float)
         found = [measure(x, seed, missing, options.quick) for seed in range(splits)]
-        gain = np.array([one["typical"] - one["added"] for one in found])
         what = f"{name}, {missing:.0%} missing" if missing else name
         row: dict[str, Any] = {"data": what, "n": len(x), "D": x.shape[1], "splits": splits}
         row |= {prior: float(np.mean([one[prior] for one in found])) for prior in PRIORS}
-        row |= {"gain": float(gain.mean()), "gain_se": float(gain.std(ddof=1) / np.sqrt(splits))}
+        row |= gain_of(*([one[prior] for one in found] for prior in PRIORS))
         rows.append(row)
         print(row, flush=True)
     if not options.quick:

@@ -17,7 +17,7 @@ import numpy as np
 
 import geode_jax
 from benchmarks import mixed_units
-from benchmarks.common import write_result
+from benchmarks.common import gain_of, write_result
 from benchmarks.tables import load
 
 TABLES = "iris", "wine", "diabetes, repeated values spread", "breast cancer"
@@ -68,10 +68,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         x = np.asarray(mixed_units.TABLES[name](), float)
         splits = 2 if options.quick else NUM_SPLITS
         found = [measure(x, seed, options.quick) for seed in range(splits)]
-        gain = np.array([one["refined"][0] - one["METIS"][0] for one in found])
         row: dict[str, Any] = {"data": name, "n": len(x), "D": x.shape[1], "splits": splits}
         row |= {cuts: float(np.mean([one[cuts][0] for one in found])) for cuts in CUTS}
-        row |= {"gain": float(gain.mean()), "gain_se": float(gain.std(ddof=1) / np.sqrt(splits))}
+        row |= gain_of(*([one[cuts][0] for one in found] for cuts in CUTS))
         row["seconds"] = [round(sum(one[cuts][1] for one in found), 1) for cuts in CUTS]
         rows.append(row)
         print(row, flush=True)
