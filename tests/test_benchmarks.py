@@ -28,6 +28,7 @@ from benchmarks import (
     gpu,
     gpu_compile,
     inclusion,
+    kinds,
     literal,
     memory,
     missing_time,
@@ -218,6 +219,18 @@ def test_real_data():
     rows = real_data.main(["--quick"])
     assert {"GEODE", "probabilistic PCA", "KNNImputer"} < {row["method"] for row in rows}
     assert all(0 < row["mae"] < 10 for row in rows)
+
+
+@pytest.mark.slow
+def test_kinds():
+    """Every data set with every method; where values are missing, of ours and of rivals that allow it."""
+    rows = kinds.main(["--quick"])
+    of = {name: {row["method"] for row in rows if row["data"] == name} for name in {row["data"] for row in rows}}
+    assert {"GEODE", "Gaussian mixture, BIC", "Gaussian process from the seen", "chained ridge"} < of["wine"]
+    assert of["wine, some values missing"] > {"GEODE", "KNNImputer", "column means", "chained boosted trees"}
+    assert all(0 < row["mae"] < 1 for row in rows if row["method"] != "neural spline flow")
+    is_dense = ["nats_per_feature" in row for row in rows if row["method"] == "GEODE"]
+    assert is_dense == [True, False]
 
 
 def test_patches_held_out_have_no_pixels_of_training():

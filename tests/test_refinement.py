@@ -9,9 +9,11 @@ from scipy import stats
 
 from geode_jax import DictionarySettings, learn_forest
 from geode_jax._files.archive import decode, encode
+from geode_jax.forest.plan import Plan
+from geode_jax.partition import refinement
 from geode_jax.partition.metis import partition_rows
 from geode_jax.partition.neighbours import neighbour_graph
-from geode_jax.partition.refinement import refined
+from geode_jax.partition.refinement import PRIOR_ROWS, log_density, refined
 
 NUM_ROWS = 400
 
@@ -68,14 +70,78 @@ def test_units_and_origin_do_not_matter():
     np.testing.assert_array_equal(refined(x, ~start, 5), ~cut)
 
 
+def _rising_rows(num_rows=60):
+    """Rows with falling variances along five axes, and which of them are one side's."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(num_rows, 5)) * [4.0, 2.0, 1.0, 0.5, 0.4] @ stats.ortho_group.rvs(5, random_state=1) + 3.0
+    return rows, rng.random(num_rows) < 0.4
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_density_of_a_side(rank):
+    """At others' rows it is that of a normal, times the number of rows."""
+    rows, own = _rising_rows()
+    found = log_density(refinement._sides(rows, own)[0], rank, 1e-9)
+    values, axes = np.linalg.eigh(np.cov(rows[own].T))
+    noise = values[: 5 - rank].mean() * (own.sum() - 1) / (own.sum() - 1 - rank)
+    values[5 - rank :] += PRIOR_ROWS * values[5 - rank :].mean() / (own.sum() - 1)
+    values[5 - rank :] *= (own.sum() - 1) / (own.sum() - 1 + PRIOR_ROWS)
+    values[: 5 - rank] = noise
+    normal = stats.multivariate_normal(rows[own].mean(axis=0), (axes * values) @ axes.T)
+    wanted = normal.logpdf(rows) + np.log(own.sum()) + 2.5 * np.log(2.0 * np.pi)
+    np.testing.assert_allclose(found[~own], wanted[~own], rtol=1e-9)
+    assert (found[own] < wanted[own]).all()  # each without itself
+
+
+@pytest.mark.parametrize("rank", [1, 3, 4])
+def test_rows_are_judged_without_themselves(monkeypatch, rank):
+    """As by the normal of the other rows, but that the rest of the noise and the directions hardly change."""
+    rows, _ = _rising_rows()
+    place = np.arange(60)
+
+    def densities(own):
+        return log_density(refinement._sides(rows, own)[0], rank, 1e-9)[:20]
+
+    found = densities(place < 20)
+    alone = np.array([densities((place < 20) & (place != row))[row] for row in range(20)])
+    monkeypatch.setattr(refinement, "LARGEST_LEVERAGE", 0.0)
+    with_itself = densities(place < 20)
+    assert (found < with_itself).all()
+    assert 0.5 < np.mean(with_itself - found) / np.mean(with_itself - alone) < 1.2
+    assert np.corrcoef(found, alone)[0, 1] > 0.95
+
+
+def test_rank_of_a_side_that_became_small():
+    """Four rows for each direction: seven rows have one."""
+    rows, _ = _rising_rows()
+    side = refinement._sides(rows, np.arange(60) < 7)[0]
+    np.testing.assert_array_equal(log_density(side, 3, 1e-9), log_density(side, 1, 1e-9))
+    assert (log_density(side, 1, 1e-9) != log_density(side._replace(own=np.arange(60) < 12), 3, 1e-9)).all()
+
+
 def test_sides_keep_their_least_share():
-    """A few rows far away are no side of their own."""
+    """A few rows far away are no side of their own: a side has a tenth of the rows, and as many as there are features.
+
+    The rows that are added to them are those that their normal describes best.
+    """
     x = np.random.default_rng(0).normal(size=(200, 6))
     x[:3] += 50.0
-    cut = refined(x, np.arange(200) % 2 == 0, 5)
-    assert 20 <= cut.sum() <= 180
-    cut = refined(x, np.arange(200) % 2 == 0, 60)
-    assert 60 <= cut.sum() <= 140
+    for min_cell_size, smallest in ((5, 20), (60, 60)):
+        cut = refined(x, np.arange(200) < 80, min_cell_size)
+        assert min(cut.sum(), 200 - cut.sum()) >= smallest
+    x = np.random.default_rng(0).normal(size=(100, 30))
+    x[:3] += 50.0
+    cut = refined(x, np.arange(100) < 50, 5)
+    assert min(cut.sum(), 100 - cut.sum()) >= 30
+
+
+def test_constant_features_do_not_count():
+    x, own = _crossing(5)
+    start = _start(own)
+    padded = np.hstack([x, np.full((NUM_ROWS, 300), 7.0)])
+    np.testing.assert_array_equal(refined(padded, start, 5), refined(x, start, 5))
+    padded = np.hstack([x[:, :3], np.full((NUM_ROWS, 300), 7.0)])
+    assert refined(padded, start, 5) is start
 
 
 def test_small_sides_stay():
@@ -84,10 +150,8 @@ def test_small_sides_stay():
     assert refined(x[:11], cut, 5) is cut
     cut = np.zeros(11, bool)  # nothing was cut
     assert refined(x[:11], cut, 5) is cut
-    x, own = _crossing(51)  # more features than a table has
+    x, own = _crossing(3)  # one direction would be all there is
     cut = _start(own)
-    assert refined(x, cut, 5) is cut
-    x, own = _crossing(3)  # fewer
     assert refined(x, cut, 5) is cut
     x, own = _crossing(40)
     cut = cut[:60]  # fewer rows of a side than features
@@ -97,10 +161,28 @@ def test_small_sides_stay():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("num_features", [4, 30])
 def test_equal_rows(num_features):
+    """Where all rows are equal, or of three kinds, no row has a reason to go."""
     cut = np.arange(120) % 2 == 0
     for x in (np.zeros((120, num_features)), np.repeat(np.eye(3, num_features), 40, axis=0)):
-        found = refined(x, cut, 5)
-        assert 12 <= found.sum() <= 108
+        np.testing.assert_array_equal(refined(x, cut, 5), cut)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape", "num_partial", "options"),
+    [
+        (True, (200, 6), 0, {}),
+        (False, (200, 6), 0, {"num_trees": 1}),
+        (False, (200, 6), 1, {}),
+        (False, (200, 6), 0, {"tree_rows": 150}),
+        (True, (200, 6), 0, {"tree_rows": 200}),
+        (False, (200, 6), 0, {"refined_cuts": False}),
+        (True, (200, 50), 0, {}),
+        (False, (200, 51), 0, {}),
+        (False, (10, 50), 0, {}),  # in coordinates of its rows
+    ],
+)
+def test_where_cuts_are_refined(wanted, shape, num_partial, options):
+    assert Plan.of(DictionarySettings(**options), *shape, num_partial).refines is wanted
 
 
 def test_every_second_tree_is_refined():

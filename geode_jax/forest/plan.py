@@ -9,6 +9,7 @@ from geode_jax.learning.feature_noise import NoiseOptions
 from geode_jax.learning.subspaces import SubspaceOptions
 from geode_jax.model.statistics import ROW_BLOCKS, padded_size
 from geode_jax.partition.metis import TreeOptions, default_depth
+from geode_jax.partition.refinement import MOST_FEATURES
 from geode_jax.rows.row_space import uses_row_space
 from geode_jax.settings import DictionarySettings
 
@@ -40,7 +41,8 @@ class Plan:
 
     - `request`: the settings as the user gave them.
     - `num_rows`, `num_features`: of the training rows. `num_partial`: how many of them have missing features.
-    - `tree`: how each tree is grown, from `tree_rows` of the rows.
+    - `tree`: how each tree is grown, from `tree_rows` of the rows. `refines`: whether the cuts of every second one are
+      refined, the first one included; the others keep those that METIS makes, which suit some data better.
     - `least_rank`, `max_rank`: the bounds between which held-out rows choose the number of directions per node.
     - `span_rank`: directions of a span of all nodes, if the user gave one; else 0.
     - `tries_spans`, `tries_noise_covariance`: whether these are tried on held-out rows.
@@ -58,6 +60,7 @@ class Plan:
     num_partial: int
     tree: TreeOptions
     tree_rows: int
+    refines: bool
     least_rank: int
     max_rank: int
     span_rank: int
@@ -96,6 +99,7 @@ class Plan:
         depth = default_depth(num_rows, 2 * min_cell_size) if request.depth is None else request.depth
         num_neighbors = min(request.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
         is_judged, span, noise = request.cross_fit is not None, request.shared_span, request.noise_covariance
+        tree_rows = min(request.tree_rows or TREE_ROWS, num_rows)
         # wide data are in coordinates of their row space, where a noise covariance has no meaning
         has_features = num_partial == 0 and not uses_row_space(num_rows, num_features)
         return cls(
@@ -104,7 +108,16 @@ class Plan:
             num_features=num_features,
             num_partial=num_partial,
             tree=TreeOptions(num_neighbors, depth, min_cell_size),
-            tree_rows=min(request.tree_rows or TREE_ROWS, num_rows),
+            tree_rows=tree_rows,
+            # Fills are more regular than values: normals would tell apart which rows miss which features. Of a tree
+            # that is learned from some rows, the others go to the nearer centre, whatever the sides' normals.
+            refines=(
+                request.refined_cuts
+                and request.num_trees > 1
+                and has_features
+                and num_features <= MOST_FEATURES
+                and tree_rows >= num_rows
+            ),
             least_rank=1 if request.max_rank is None and is_judged else max_rank,
             max_rank=max_rank,
             span_rank=0 if span is None or span.rank is None else span.rank,

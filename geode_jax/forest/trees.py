@@ -34,24 +34,17 @@ def grow_trees(
 def _grow_tree(x: Rows, training: Training, plan: Plan, number: int, seed: int) -> Partition:
     """Trees of a forest differ by their METIS seed, their neighbour count, and the rows they are learned from.
 
-    Of several trees every second one's cuts are refined, the first one's too; the others keep those that METIS makes,
-    which suit some data better.
-
     `x`: everyone's rows if a tree is learned from all of them, else those of this process.
     """
     num_rows, processes = training.num_rows, training.processes
     tree = plan.tree._replace(num_neighbors=min(plan.tree.num_neighbors + 2 * number, num_rows - 1))
     if plan.tree_rows >= num_rows:
-        # Fills are more regular than values: normals would tell apart which rows miss which features. Coordinates of
-        # few rows would be taken for their features.
-        is_chosen = plan.request.refined_cuts and plan.request.num_trees > 1 and number % 2 == 0
-        refines = is_chosen and plan.num_partial == 0 and not uses_row_space(num_rows, plan.num_features)
+        refines = plan.refines and number % 2 == 0
         return _cut(as_array(x), tree, seed, processes, refines=refines).divided(processes)
     known = np.sort(np.random.default_rng(seed).choice(num_rows, plan.tree_rows, replace=False))
     some = processes.joined(x[processes.own(known)])
     fewest = max(2, tree.min_cell_size * known.size // num_rows)
     sampled = TreeOptions(min(tree.num_neighbors, known.size - 1), tree.depth, fewest)
-    # not refined: the rows that are not in the sample go to the nearer centre, whatever the sides' normals
     partition = _cut(some, sampled, seed, processes, refines=False)
     return route_rows(x, some, partition, known, tree.min_cell_size, processes)
 

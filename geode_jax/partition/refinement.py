@@ -7,12 +7,14 @@ Mangasarian, k-plane clustering, 2000), or a hard form of the EM algorithm for t
 analysers (Tipping & Bishop 1999).
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from geode_jax._runtime.blas import one_blas_thread
 
-# With more features cuts stay as they are: digits and faces gained nothing. So they do with fewer: a spiral in the
-# plane lost, as one line describes parts of several of its arms.
+# In a table of more features cuts stay as they are: digits and faces gained nothing. So do those of cells in which
+# fewer features vary: a spiral in the plane lost, as one line describes parts of several of its arms.
 FEWEST_FEATURES, MOST_FEATURES = 4, 50
 # Numbers of directions that a side may have, at most all but one of the features, and rows of a side for each.
 DIRECTIONS, ROWS_PER_DIRECTION = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 49), 4
@@ -34,60 +36,79 @@ NARROWEST = 1e-9
 def refined(x: np.ndarray, is_right: np.ndarray, min_cell_size: int) -> np.ndarray:
     """The cut of rows x, (n, D), with rows moved: True is right, (n,); no side gets fewer than `min_cell_size` rows.
 
-    Both sides have the number of directions that describes the rows best, each without itself, where the cut was. With
-    fewer rows than features a side's normal is told by its own rows as no other row could be, so that rows would stay
-    or go in crowds: such cuts are left as they are.
+    Both sides have the number of directions that describes the rows best where the cut was, each row without itself.
+    With fewer rows than features a side's normal is told by its own rows as no other row could be, so that rows would
+    stay or go in crowds: such cuts are left as they are, and no side becomes so small.
     """
-    num_rows, num_features = x.shape
+    varying = x.max(axis=0) > x.min(axis=0)
+    num_rows, num_features = len(x), int(varying.sum())
+    fewest = max(FEWEST_ROWS, min_cell_size, num_features)
     smallest = min(int(is_right.sum()), num_rows - int(is_right.sum()))
-    if smallest < max(FEWEST_ROWS, min_cell_size, num_features) or not FEWEST_FEATURES <= num_features <= MOST_FEATURES:
+    if smallest < fewest or num_features < FEWEST_FEATURES:
         return is_right
-    rows = np.asarray(x - x.mean(axis=0, dtype=np.float64), np.float64)
+    rows = np.asarray(x[:, varying], np.float64)
+    rows = rows - rows.mean(axis=0)
     least_variance = NARROWEST * float(np.square(rows).mean())
-    if least_variance == 0.0:
-        return is_right
-
-    def log_density(own: np.ndarray, rank: int) -> np.ndarray:
-        return _log_density(rows, own, rank, least_variance)
+    sides = _sides(rows, is_right)
+    most = min(smallest // ROWS_PER_DIRECTION, num_features - 1)
 
     def fit(rank: int) -> float:
-        return sum(float(log_density(own, rank)[own].sum()) for own in (is_right, ~is_right))
+        return sum(float(log_density(side, rank, least_variance)[side.own].sum()) for side in sides)
 
-    most = max(1, min(smallest // ROWS_PER_DIRECTION, num_features - 1))
     rank = max(sorted({min(number, most) for number in DIRECTIONS}), key=fit)
-    least = max(min_cell_size, int(LEAST_SHARE * num_rows))
+    least = max(fewest, int(LEAST_SHARE * num_rows))
     cut = is_right
+    # To the last round: the first cuts at which the sum of all rows' log densities falls were worse on held-out rows.
     for _ in range(MOST_ROUNDS):
-        preference = log_density(cut, rank) - log_density(~cut, rank)
+        right, left = (log_density(side, rank, least_variance) for side in sides)
+        preference = right - left
         num_right = int(np.clip((preference > 0.0).sum(), least, num_rows - least))
         moved = np.zeros(num_rows, bool)
-        moved[np.argsort(-preference, kind="stable")[:num_right]] = True
+        moved[np.lexsort((~cut, -preference))[:num_right]] = True  # of equal ones first those that are there
         if (moved == cut).all():
             break
-        cut = moved
+        cut, sides = moved, _sides(rows, moved)
     return cut
 
 
-def _log_density(rows: np.ndarray, own: np.ndarray, rank: int, least_variance: float) -> np.ndarray:
-    """Log of the number of `own` rows times their normal's density at all rows, up to a constant, (n,).
+class _Side(NamedTuple):
+    """One side of a cut: its rows, (n,), and about their mean the squares of all rows along its axes, (n, D).
+
+    `squares`: their sums over its own rows, (D,), from the largest on.
+    """
+
+    own: np.ndarray
+    along: np.ndarray
+    squares: np.ndarray
+
+
+def _sides(rows: np.ndarray, is_right: np.ndarray) -> tuple[_Side, _Side]:
+    """The right side of a cut, and the left one."""
+
+    def side(own: np.ndarray) -> _Side:
+        away = rows - rows[own].mean(axis=0)
+        squares, axes = np.linalg.eigh(away[own].T @ away[own])
+        return _Side(own, np.square(away @ axes[:, ::-1]), np.maximum(squares[::-1], 0.0))
+
+    return side(is_right), side(~is_right)
+
+
+def log_density(side: _Side, rank: int, least_variance: float) -> np.ndarray:
+    """Log of a side's number of rows times its normal's density at all rows, up to a constant, (n,).
 
     The normal has `rank` directions and equal variances beyond them. At its own rows it is taken as without the row,
-    by the leverage: else every row would be drawn to where it is.
+    else every row would be drawn to where it is: by the row's leverage h in the mean and the `rank` directions, without
+    which their determinant is 1 - h of what it is, squares along them 1 / (1 - h) and beyond them 1 / (1 - h)^2.
     """
-    num_own = int(own.sum())
+    num_own = int(side.own.sum())
     rank = max(1, min(rank, num_own // ROWS_PER_DIRECTION))  # the side may have become smaller
-    num_beyond = rows.shape[1] - rank
-    mean = rows[own].mean(axis=0)
-    away = rows - mean
-    squares, directions = np.linalg.eigh(away[own].T @ away[own])
-    rest, squares = max(float(squares[:-rank].sum()), 0.0), np.maximum(squares[-rank:], 0.0)
+    num_beyond = side.squares.size - rank
+    squares, rest = side.squares[:rank], float(side.squares[rank:].sum())
     noise = max(rest / (num_beyond * max(num_own - 1 - rank, 1)), least_variance)
     prior = PRIOR_ROWS * squares.mean() / (num_own - 1)
     variances = np.maximum((squares + prior) / (num_own - 1 + PRIOR_ROWS), noise)
-    signal = np.square(away @ directions[:, -rank:])
-    residual = np.maximum(np.square(away).sum(axis=1) - signal.sum(axis=1), 0.0)
-    distance = (signal / variances).sum(axis=1)
-    leverage = np.minimum(1 / num_own + distance / (num_own - 1), LARGEST_LEVERAGE)
-    distance = (distance + residual / noise) * np.where(own, (1.0 - leverage) ** -2, 1.0)
-    log_det = np.log(variances).sum() + num_beyond * np.log(noise)
-    return np.log(num_own) - 0.5 * (distance + log_det)
+    within, beyond = side.along[:, :rank] @ (1.0 / variances), side.along[:, rank:].sum(axis=1) / noise
+    leverage = np.minimum(1 / num_own + within / (num_own - 1), LARGEST_LEVERAGE)
+    kept = np.where(side.own, 1.0 - leverage, 1.0)
+    log_det = np.log(variances).sum() + num_beyond * np.log(noise) + np.log(kept)
+    return np.log(num_own) - 0.5 * (within / kept + beyond / kept**2 + log_det)

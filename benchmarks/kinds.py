@@ -1,0 +1,179 @@
+"""Kinds of real data that people bring: spectra, pixels of many bands, antibodies, cells, tables that miss values.
+
+python -m benchmarks.kinds [--quick] [--fresh]
+
+Fermentation: 1629 spectra at 1047 wavenumbers (chemotools), every fifth stretch of 50 in time held out. Fields
+from the air: pixels of 200 bands (Indian Pines, tensorly), those of training from the left part of the scene, those
+held out from its right. Antibodies: 438 people (tensorly). Cells: 700 by the 50 principal components of their gene
+expression (scanpy); most genes are 0 in most cells, and a density of such values has no upper limit. Penguins (344, of
+palmerpenguins) and birth rates of countries (219, by years; statsmodels) miss values themselves. `pip install
+'.[rivals]'` brings the data. A fifth of the rows is held out where nothing else is said.
+
+Columns have mean 0 and deviation 1 in the training rows, or are left out where they do not vary. Half of the values
+known of the held-out rows are hidden and filled in. Rivals choose on training rows. Results are written one by one: a
+run goes on where the last one ended.
+"""
+
+import argparse
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_wine
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401  (makes the next import possible)
+from sklearn.impute import IterativeImputer, SimpleImputer
+from sklearn.linear_model import BayesianRidge
+
+from benchmarks import real_data
+from benchmarks.common import earlier_rows, is_installed
+from benchmarks.flow import SplineFlow
+from benchmarks.real_data import Rows
+from benchmarks.rivals import RowProcess, best_on_held_out, low_rank_mixture
+from benchmarks.tables import load
+from geode_jax.demo.baselines import fit_gaussian_mixture
+
+MOST_COLUMNS = 100  # for mixtures with full covariances and for boosted trees, one for every column and round
+STRETCH = 50
+
+
+def _standardised(train: np.ndarray, test: np.ndarray) -> Rows:
+    mean, deviation = np.nanmean(train, axis=0), np.nanstd(train, axis=0)
+    varies = deviation > 0.0
+    return Rows(*(((rows - mean)[:, varies] / deviation[varies]) for rows in (train, test)))
+
+
+def _split(x: np.ndarray) -> Rows:
+    """A random fifth held out."""
+    order = np.random.default_rng(0).permutation(len(x))
+    return _standardised(x[order[len(x) // 5 :]], x[order[: len(x) // 5]])
+
+
+def fermentation() -> Rows:
+    from chemotools.datasets import load_fermentation_test  # extras: what benchmarks measure beside ours, and its data
+
+    x = load_fermentation_test()[0].to_numpy(float)
+    held_out = np.arange(len(x)) // STRETCH % 5 == 2
+    return _standardised(x[~held_out], x[held_out])
+
+
+def fields() -> Rows:
+    from tensorly.datasets import load_indian_pines
+
+    scene = np.asarray(load_indian_pines().tensor, float)
+    rng = np.random.default_rng(0)
+    border = int(real_data.TRAINING_SHARE * scene.shape[1])
+
+    def pixels(part: np.ndarray, number: int) -> np.ndarray:
+        every = part.reshape(-1, scene.shape[2])
+        return rng.permutation(every)[:number] + rng.random((number, scene.shape[2]))  # counts made continuous
+
+    return _standardised(pixels(scene[:, :border], 3000), pixels(scene[:, border:], 500))
+
+
+def antibodies() -> Rows:
+    from tensorly.datasets import load_covid19_serology
+
+    return _split(np.asarray(load_covid19_serology().tensor, float).reshape(438, -1))
+
+
+def cells() -> Rows:
+    from scanpy.datasets import pbmc68k_reduced
+
+    return _split(np.asarray(pbmc68k_reduced().obsm["X_pca"], float))
+
+
+def penguins() -> Rows:
+    from palmerpenguins import load_penguins_raw
+
+    x = load_penguins_raw().iloc[:, [9, 10, 11, 12, 14, 15]].to_numpy(float)  # sizes, mass, two isotopes
+    return _split(x[~np.isnan(x).all(axis=1)])
+
+
+def birth_rates() -> Rows:
+    from statsmodels.datasets import fertility
+
+    x = fertility.load_pandas().data.select_dtypes(float).to_numpy()
+    x = x[:, ~np.isnan(x).all(axis=0)]
+    return _split(x[~np.isnan(x).all(axis=1)])
+
+
+DATA = {
+    "chemotools": {"fermentation spectra": fermentation},
+    "tensorly": {"fields, 200 bands": fields, "antibodies": antibodies},
+    "scanpy": {"cells, 50 components": cells},
+    "palmerpenguins": {"penguins, some values missing": penguins},
+    "statsmodels": {"birth rates, some values missing": birth_rates},
+}
+
+
+def data_sets(quick: bool) -> dict[str, Callable[[], Rows]]:
+    """Training and held-out rows by name, of the packages that are installed."""
+    if quick:
+        x = load_wine().data[:, :8]
+        holes = np.where(np.random.default_rng(0).random(x.shape) < 0.1, np.nan, x)
+        return {"wine": lambda: _split(x), "wine, some values missing": lambda: _split(holes)}
+    return {name: read for package, found in DATA.items() if is_installed(package) for name, read in found.items()}
+
+
+def _chained(train: np.ndarray, model: Any, num_rounds: int) -> IterativeImputer:
+    """Every column by a model of the others, in rounds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the number of rounds is given
+        return IterativeImputer(model, max_iter=num_rounds, random_state=0).fit(train)
+
+
+def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
+    """Models of the training rows by name: of complete rows those of `real_data` and more."""
+    num_rows, num_features = train.shape
+    plain = real_data.methods(train, quick)
+    chained = {
+        "chained ridge": lambda: _chained(train, BayesianRidge(), 20),
+        "chained boosted trees": lambda: _chained(train, HistGradientBoostingRegressor(random_state=0), 5),
+    }
+    if np.isnan(train).any():
+        means = {"column means": lambda: SimpleImputer().fit(train)}
+        return {name: plain[name] for name in ("GEODE", "KNNImputer")} | means | chained
+    found = dict(plain)
+    if num_features <= real_data.LARGEST_DENSE:
+        sizes = [(k, d) for k in (2, 4, 8) for d in (2, 5, 10, 20) if 4 * k * d <= num_rows and 2 * d < num_features]
+        fits = [partial(low_rank_mixture, num_components=k, rank=d, seed=0, noise_per_feature=True) for k, d in sizes]
+        if fits:
+            found["mixture of factor analysers"] = lambda: best_on_held_out(train, fits, 0)
+    if num_features <= MOST_COLUMNS:
+        counts = [size for size in (1, 2, 3, 4, 6, 8) if 20 * size <= num_rows]
+        found["Gaussian mixture, BIC"] = lambda: fit_gaussian_mixture(train, counts, 0)
+        found |= chained
+        if is_installed("flowjax"):
+            shapes = ((1, 8),) if quick else ((3, 64), (5, 64))
+            found["neural spline flow"] = lambda: SplineFlow(train, shapes, 0, max_epochs=2 if quick else 300)
+    if num_rows <= real_data.MOST_ROWS:
+        found["Gaussian process from the seen"] = lambda: RowProcess(train, 0)
+    return found
+
+
+def tables() -> list[str]:
+    record = load("kinds")
+    return [
+        "**Other kinds of real data**: spectra of a fermentation, pixels of 200 bands, antibody levels, cells by"
+        f" components of their gene expression, and two tables whose own values are missing, `{record['command']}`."
+        " Columns have deviation 1; half of the known values of the rows held out are hidden and filled in.",
+        "",
+        *real_data.lines_of(record["rows"], digits=3),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs wrote")
+    options = parser.parse_args(arguments)
+    earlier = [] if options.quick or options.fresh else earlier_rows("kinds", {})
+    return real_data.measure_all("kinds", data_sets(options.quick), methods, earlier, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()
