@@ -23,7 +23,7 @@ from benchmarks.common import blas_on_all_cores, earlier_rows, is_installed, tim
 from benchmarks.rivals import best_on_held_out, low_rank_mixture, nearest_rows, principal_normal, shrunk_gaussian
 from benchmarks.tables import load, table
 
-LARGEST_DENSE, MOST_ROWS = 1000, 2000
+LARGEST_DENSE = 1000
 TRAINING_SHARE = 0.7  # of a picture's columns
 
 

@@ -144,8 +144,9 @@ class DictionarySettings:
       less with few rows.
     - `refined_cuts` (default True): of several trees, in every second one, the first included, rows go over to the side
       of a cut whose normal distribution describes them better. This is for tables of 4 to 50 features, of which
-      training rows miss none; sides with fewer rows than features stay as they are, and so do trees of a part of the
-      rows or of a class. False, as in the paper, leaves all cuts as METIS makes them.
+      training rows miss none. A cut stays as it is where a side has fewer than 6 rows, or fewer than features vary in
+      the cell, or where fewer than 4 vary; so do all of trees of a part of the rows, or of a class. False, as in the
+      paper, leaves all cuts as METIS makes them.
     - `num_candidates` (default None): nodes of each tree that a row may belong to. Memory and time of the sampler are
       proportional to it, and ``Posterior.lost_mass`` says how much mass it leaves out. None: all of up to 31 nodes, and
       16 of more, or 8 to 15 where their statistics would take more than 1 GiB.

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from sklearn.linear_model import LinearRegression
 
 import geode_jax
 from benchmarks import (
@@ -219,6 +220,14 @@ def test_real_data():
     rows = real_data.main(["--quick"])
     assert {"GEODE", "probabilistic PCA", "KNNImputer"} < {row["method"] for row in rows}
     assert all(0 < row["mae"] < 10 for row in rows)
+
+
+def test_chained_imputers_use_all_their_rounds():
+    """Complete training rows too, from which scikit-learn's imputer would learn to fill in new rows in one round."""
+    x = np.random.default_rng(0).normal(size=(60, 2)) @ np.random.default_rng(1).normal(size=(2, 6))
+    assert kinds._chained(x, LinearRegression(), 7).n_iter_ == 7
+    x[::7, 3] = np.nan
+    assert kinds._chained(x, LinearRegression(), 7).n_iter_ == 7
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """A cut of a cell, refined: rows go over to the side whose normal distribution describes them better.
 
 METIS cuts few edges between neighbours and balances the sides. That needs no shape of the cells, and knows of none:
-where two sheets cross, or one bends, rows of different parts are neighbours. Here either side gets a normal with a few
+where two sheets cross, or one bends, rows of different parts are neighbours. Here each side gets a normal with a few
 directions of its own, rows change sides, and the normals are learned again: k-subspaces clustering (Bradley &
 Mangasarian, k-plane clustering, 2000), or a hard form of the EM algorithm for two probabilistic principal component
 analysers (Tipping & Bishop 1999).
@@ -26,7 +26,7 @@ LEAST_SHARE = 0.1
 PRIOR_ROWS = 3.0
 # Sides with fewer rows are left as they are.
 FEWEST_ROWS = 6
-# How much of a row's own place a side may owe to the row.
+# The largest leverage that is reckoned with: near 1 rounding would tell a row's density under the others' normal.
 LARGEST_LEVERAGE = 0.9
 # The least variance of a side, relative to the mean one of the cell: rows may be equal.
 NARROWEST = 1e-9
@@ -40,7 +40,7 @@ def refined(x: np.ndarray, is_right: np.ndarray, min_cell_size: int) -> np.ndarr
     With fewer rows than features a side's normal is told by its own rows as no other row could be, so that rows would
     stay or go in crowds: such cuts are left as they are, and no side becomes so small.
     """
-    varying = x.max(axis=0) > x.min(axis=0)
+    varying = x.max(axis=0) > x.min(axis=0)  # of complete rows
     num_rows, num_features = len(x), int(varying.sum())
     fewest = max(FEWEST_ROWS, min_cell_size, num_features)
     smallest = min(int(is_right.sum()), num_rows - int(is_right.sum()))
@@ -49,6 +49,8 @@ def refined(x: np.ndarray, is_right: np.ndarray, min_cell_size: int) -> np.ndarr
     rows = np.asarray(x[:, varying], np.float64)
     rows = rows - rows.mean(axis=0)
     least_variance = NARROWEST * float(np.square(rows).mean())
+    if least_variance == 0.0:
+        return is_right
     sides = _sides(rows, is_right)
     most = min(smallest // ROWS_PER_DIRECTION, num_features - 1)
 
@@ -97,8 +99,9 @@ def log_density(side: _Side, rank: int, least_variance: float) -> np.ndarray:
     """Log of a side's number of rows times its normal's density at all rows, up to a constant, (n,).
 
     The normal has `rank` directions and equal variances beyond them. At its own rows it is taken as without the row,
-    else every row would be drawn to where it is: by the row's leverage h in the mean and the `rank` directions, without
-    which their determinant is 1 - h of what it is, squares along them 1 / (1 - h) and beyond them 1 / (1 - h)^2.
+    else every row would be drawn to where it is: by the row's leverage h in the mean and the `rank` directions. Without
+    the row the squares' determinant within the directions is 1 - h of what it is (but for a factor of its divisors),
+    distances within them are about 1 / (1 - h) of what they are, and squares beyond them 1 / (1 - h)^2.
     """
     num_own = int(side.own.sum())
     rank = max(1, min(rank, num_own // ROWS_PER_DIRECTION))  # the side may have become smaller
@@ -110,5 +113,6 @@ def log_density(side: _Side, rank: int, least_variance: float) -> np.ndarray:
     within, beyond = side.along[:, :rank] @ (1.0 / variances), side.along[:, rank:].sum(axis=1) / noise
     leverage = np.minimum(1 / num_own + within / (num_own - 1), LARGEST_LEVERAGE)
     kept = np.where(side.own, 1.0 - leverage, 1.0)
-    log_det = np.log(variances).sum() + num_beyond * np.log(noise) + np.log(kept)
-    return np.log(num_own) - 0.5 * (within / kept + beyond / kept**2 + log_det)
+    divisors = rank * np.log1p(1.0 / (num_own - 2 + PRIOR_ROWS)) + np.log1p(1.0 / (num_own - 1))
+    log_det = np.log(variances).sum() + num_beyond * np.log(noise) + np.log(kept) + np.where(side.own, divisors, 0.0)
+    return np.log(num_own - side.own) - 0.5 * (within / kept + beyond / kept**2 + log_det)
