@@ -149,7 +149,8 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
         return {name: plain[name] for name in ("GEODE", "KNNImputer")} | means | chained
     found = dict(plain)
     if num_features <= real_data.LARGEST_DENSE:
-        sizes = [(k, d) for k in (2, 4, 8) for d in (2, 5, 10, 20) if 4 * k * d <= num_rows and 2 * d < num_features]
+        shapes = (2, 5), (2, 20), (4, 10), (8, 5)
+        sizes = [(k, d) for k, d in shapes if 4 * k * d <= num_rows and 2 * d < num_features]
         fits = [partial(low_rank_mixture, num_components=k, rank=d, seed=0, noise_per_feature=True) for k, d in sizes]
         if fits:
             found["mixture of factor analysers"] = lambda: best_on_held_out(train, fits, 0)
@@ -158,8 +159,8 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
         found["Gaussian mixture, BIC"] = lambda: fit_gaussian_mixture(train, counts, 0)
         found |= chained
         if is_installed("flowjax"):
-            shapes = ((1, 8),) if quick else ((3, 64), (5, 64))
-            found["neural spline flow"] = lambda: SplineFlow(train, shapes, 0, max_epochs=2 if quick else 300)
+            layers_and_widths = ((1, 8),) if quick else ((3, 64), (5, 64))
+            found["neural spline flow"] = lambda: SplineFlow(train, layers_and_widths, 0, 2 if quick else 300)
     if num_rows <= MOST_ROWS:
         found["Gaussian process from the seen"] = lambda: RowProcess(train, 0)
     return found
