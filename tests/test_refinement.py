@@ -180,6 +180,14 @@ def test_equal_rows(num_features):
         np.testing.assert_array_equal(refined(x, cut, 5), cut)
 
 
+@pytest.mark.filterwarnings("error")
+def test_tiny_rows():
+    """Their squares are 0 in float64."""
+    x, own = _crossing(5)
+    start = _start(own)
+    assert refined(1e-200 * x, start, 5) is start
+
+
 @pytest.mark.parametrize(
     ("wanted", "shape", "num_partial", "options"),
     [

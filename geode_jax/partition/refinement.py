@@ -49,7 +49,7 @@ def refined(x: np.ndarray, is_right: np.ndarray, min_cell_size: int) -> np.ndarr
     rows = np.asarray(x[:, varying], np.float64)
     rows = rows - rows.mean(axis=0)
     least_variance = NARROWEST * float(np.square(rows).mean())
-    if least_variance == 0.0:
+    if least_variance == 0.0:  # squares below the smallest number
         return is_right
     sides = _sides(rows, is_right)
     most = min(smallest // ROWS_PER_DIRECTION, num_features - 1)
@@ -66,7 +66,7 @@ def refined(x: np.ndarray, is_right: np.ndarray, min_cell_size: int) -> np.ndarr
         preference = right - left
         num_right = int(np.clip((preference > 0.0).sum(), least, num_rows - least))
         moved = np.zeros(num_rows, bool)
-        moved[np.lexsort((~cut, -preference))[:num_right]] = True  # of equal ones first those that are there
+        moved[np.argsort(-preference, kind="stable")[:num_right]] = True
         if (moved == cut).all():
             break
         cut, sides = moved, _sides(rows, moved)
