@@ -163,6 +163,7 @@ def test_killed_process(data, tmp_path):
     expected = geode_jax.SamplerSettings(num_warmup=40, num_samples=resumed.num_draws, num_chains=2, segment_length=10)
     assert resumed.num_draws >= 20 + 80  # the last draws may lie there without their chains
     whole = geode_jax.fit(jax.random.key(1), data, dictionary=DICTIONARY, sampler=expected)
+    assert eqx.tree_equal(resumed.dictionary, whole.dictionary)
     assert eqx.tree_equal(resumed.draws, whole.draws)
 
 

@@ -24,6 +24,8 @@ def as_users_compile():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+    # What was compiled so rounds otherwise than in the processes that other tests start, and JAX would go on using it.
+    jax.clear_caches()
 
 
 @quickly_compiled
