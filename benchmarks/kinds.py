@@ -47,7 +47,7 @@ GROUPS_OF_COUNTRIES = "CAA", "LCN", "OED", "OSS", "PSS"
 def _standardised(train: np.ndarray, test: np.ndarray) -> Rows:
     mean, deviation = np.nanmean(train, axis=0), np.nanstd(train, axis=0)
     varies = np.nanmax(train, axis=0) > np.nanmin(train, axis=0)
-    return Rows(*(((rows - mean)[:, varies] / deviation[varies]) for rows in (train, test)))
+    return Rows(*((rows - mean)[:, varies] / deviation[varies] for rows in (train, test)))
 
 
 def _split(x: np.ndarray, components: int | None = None) -> Rows:
@@ -85,7 +85,8 @@ def fields() -> Rows:
 def antibodies() -> Rows:
     from tensorly.datasets import load_covid19_serology
 
-    return _split(np.asarray(load_covid19_serology().tensor, float).reshape(438, -1))
+    samples = np.asarray(load_covid19_serology().tensor, float)
+    return _split(samples.reshape(len(samples), -1))
 
 
 def cells() -> Rows:
@@ -148,7 +149,7 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
     if np.isnan(train).any():
         means = {"column means": lambda: SimpleImputer().fit(train)}
         return {name: plain[name] for name in ("GEODE", "KNNImputer")} | means | chained
-    found = dict(plain)
+    found = plain
     if num_features <= real_data.LARGEST_DENSE:
         shapes = (2, 5), (2, 20), (4, 10), (8, 5)
         sizes = [(k, d) for k, d in shapes if 4 * k * d <= num_rows and 2 * d < num_features]

@@ -163,7 +163,7 @@ def test_small_sides_stay():
     assert refined(x[:11], cut, 5) is cut
     cut = np.zeros(11, bool)  # nothing was cut
     assert refined(x[:11], cut, 5) is cut
-    x, own = _crossing(3)  # one direction would be all there is
+    x, own = _crossing(3)  # fewer features than cuts are refined for
     cut = _start(own)
     assert refined(x, cut, 5) is cut
     x, own = _crossing(40)

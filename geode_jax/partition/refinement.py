@@ -40,7 +40,7 @@ def refined(x: np.ndarray, is_right: np.ndarray, min_cell_size: int) -> np.ndarr
     With fewer rows than features a side's normal is told by its own rows as no other row could be, so that rows would
     stay or go in crowds: such cuts are left as they are, and no side becomes so small.
     """
-    varying = x.max(axis=0) > x.min(axis=0)  # of complete rows
+    varying = x.max(axis=0) > x.min(axis=0)  # rows are complete, else NaN would make a feature constant
     num_rows, num_features = len(x), int(varying.sum())
     fewest = max(FEWEST_ROWS, min_cell_size, num_features)
     smallest = min(int(is_right.sum()), num_rows - int(is_right.sum()))
@@ -60,7 +60,7 @@ def refined(x: np.ndarray, is_right: np.ndarray, min_cell_size: int) -> np.ndarr
     rank = max(sorted({min(number, most) for number in DIRECTIONS}), key=fit)
     least = max(fewest, int(LEAST_SHARE * num_rows))
     cut = is_right
-    # To the last round: the first cuts at which the sum of all rows' log densities falls were worse on held-out rows.
+    # Not stopped where the sum of the rows' log densities falls: forests cut so described held-out rows worse.
     for _ in range(MOST_ROUNDS):
         right, left = (log_density(side, rank, least_variance) for side in sides)
         preference = right - left
