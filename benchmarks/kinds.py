@@ -34,11 +34,10 @@ from benchmarks import real_data
 from benchmarks.common import earlier_rows, is_installed
 from benchmarks.flow import SplineFlow
 from benchmarks.real_data import Rows
-from benchmarks.rivals import RowProcess, best_on_held_out, low_rank_mixture
+from benchmarks.rivals import best_on_held_out, low_rank_mixture
 from benchmarks.tables import load
 from geode_jax.demo.baselines import fit_gaussian_mixture
 
-MOST_ROWS = 1000  # for a Gaussian process that is fitted anew for every row
 MOST_COLUMNS = 100  # for mixtures with full covariances and for boosted trees, one for every column and round
 STRETCH = 50
 GROUPS_OF_COUNTRIES = "CAA", "LCN", "OED", "OSS", "PSS"
@@ -163,8 +162,6 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
         if is_installed("flowjax"):
             layers_and_widths = ((1, 8),) if quick else ((3, 64), (5, 64))
             found["neural spline flow"] = lambda: SplineFlow(train, layers_and_widths, 0, 2 if quick else 300)
-    if num_rows <= MOST_ROWS:
-        found["Gaussian process from the seen"] = lambda: RowProcess(train, 0)
     return found
 
 

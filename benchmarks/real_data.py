@@ -20,10 +20,20 @@ from sklearn.datasets import load_sample_image
 
 import geode_jax
 from benchmarks.common import blas_on_all_cores, earlier_rows, is_installed, timed, write_result
-from benchmarks.rivals import best_on_held_out, low_rank_mixture, nearest_rows, principal_normal, shrunk_gaussian
+from benchmarks.rivals import (
+    NearestNormal,
+    RowProcess,
+    best_on_held_out,
+    low_rank_mixture,
+    mixture_on_components,
+    nearest_rows,
+    principal_normal,
+    shrunk_gaussian,
+)
 from benchmarks.tables import load, table
 
 LARGEST_DENSE = 1000
+MOST_ROWS = 2000  # for a Gaussian process that is fitted anew for every row
 TRAINING_SHARE = 0.7  # of a picture's columns
 
 
@@ -106,6 +116,14 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
         found["Gaussian, Ledoit-Wolf"] = lambda: shrunk_gaussian(train)
         if fits:
             found["mixture of probabilistic PCA"] = lambda: best_on_held_out(train, fits, 0)
+        axes = [rank for rank in (5, 10, 20, 40) if 2 * rank < min(num_rows, num_features)]
+        counts = [size for size in ((1, 2) if quick else (1, 2, 4, 8, 16, 32)) if 20 * size <= num_rows]
+        if axes:
+            found["Gaussian mixture after PCA"] = lambda: mixture_on_components(train, axes, counts, 0)
+        near = [size for size in (10, 20, 50, 100, 200) if 4 * size <= num_rows]
+        found["normal of the nearest rows"] = lambda: NearestNormal(train, near, 0)
+    if num_rows <= MOST_ROWS:
+        found["Gaussian process from the seen"] = lambda: RowProcess(train, 0)
     return found
 
 

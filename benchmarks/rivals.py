@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from scipy import linalg, special
 from sklearn.cluster import KMeans
-from sklearn.covariance import LedoitWolf
-from sklearn.decomposition import FactorAnalysis
+from sklearn.covariance import LedoitWolf, ledoit_wolf_shrinkage
+from sklearn.decomposition import PCA, FactorAnalysis
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
@@ -21,7 +21,7 @@ from sklearn.mixture import BayesianGaussianMixture
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.neighbors import KernelDensity
 
-from geode_jax.demo.baselines import NormalMixture
+from geode_jax.demo.baselines import NormalMixture, fit_gaussian_mixture
 
 
 def shrunk_gaussian(x: np.ndarray) -> NormalMixture:
@@ -103,16 +103,11 @@ def low_rank_mixture(
     return mixture
 
 
-class PrincipalNormal:
-    """Probabilistic PCA in closed form (Tipping & Bishop 1999), without any matrix of D x D: for D in the thousands."""
+class LowRankNormal:
+    """A normal of covariance ``W W' + noise I``, W (D, rank), without any matrix of D x D: for D in the thousands."""
 
-    def __init__(self, x: np.ndarray, rank: int) -> None:
-        self._mean = x.mean(axis=0)
-        singular, directions = linalg.svd(x - self._mean, full_matrices=False)[1:]
-        variances = np.square(singular) / len(x)
-        self._noise = max(variances[rank:].sum() / (x.shape[1] - rank), 1e-8 * variances[0])
-        excess = np.maximum(variances[:rank] - self._noise, 0.0)
-        self._loadings = directions[:rank].T * np.sqrt(excess)
+    def __init__(self, mean: np.ndarray, loadings: np.ndarray, noise: float) -> None:
+        self._mean, self._loadings, self._noise = mean, loadings, noise
 
     def log_density(self, x: np.ndarray) -> np.ndarray:
         """Log density of complete rows, (n,)."""
@@ -145,9 +140,37 @@ class PrincipalNormal:
         return factor, linalg.solve_triangular(factor, loadings.T @ columns, lower=True)
 
 
-def principal_normal(x: np.ndarray, ranks: Iterable[int], seed: int) -> PrincipalNormal:
+def _principal_normal(x: np.ndarray, rank: int) -> LowRankNormal:
+    """Probabilistic PCA in closed form (Tipping & Bishop 1999)."""
+    mean = x.mean(axis=0)
+    singular, directions = linalg.svd(x - mean, full_matrices=False)[1:]
+    variances = np.square(singular) / len(x)
+    noise = max(variances[rank:].sum() / (x.shape[1] - rank), 1e-8 * variances[0])
+    return LowRankNormal(mean, directions[:rank].T * np.sqrt(np.maximum(variances[:rank] - noise, 0.0)), noise)
+
+
+def principal_normal(x: np.ndarray, ranks: Iterable[int], seed: int) -> LowRankNormal:
     """Probabilistic PCA, its rank by the density of a held-out fifth."""
-    return best_on_held_out(x, [functools.partial(PrincipalNormal, rank=rank) for rank in ranks], seed)
+    return best_on_held_out(x, [functools.partial(_principal_normal, rank=rank) for rank in ranks], seed)
+
+
+def _mixture_on_components(x: np.ndarray, rank: int, counts: Iterable[int], seed: int) -> NormalMixture:
+    pca = PCA(rank, random_state=seed).fit(x)
+    axes, along = pca.components_, pca.transform(x)
+    inner = fit_gaussian_mixture(along, counts, seed)
+    rest = np.square(x - pca.inverse_transform(along)).sum() / (len(x) * (x.shape[1] - rank))
+    covariances = axes.T @ inner.covariances @ axes + rest * (np.eye(x.shape[1]) - axes.T @ axes)
+    return NormalMixture("Gaussian mixture after PCA", inner.weights, pca.mean_ + inner.means @ axes, covariances)
+
+
+def mixture_on_components(x: np.ndarray, ranks: Iterable[int], counts: Iterable[int], seed: int) -> NormalMixture:
+    """Gaussian mixture by BIC on principal components, one noise variance off them.
+
+    The number of principal components is that with the best density of a held-out fifth.
+    """
+    counts = tuple(counts)
+    fits = [functools.partial(_mixture_on_components, rank=rank, counts=counts, seed=seed) for rank in ranks]
+    return best_on_held_out(x, fits, seed)
 
 
 def best_on_held_out(x: np.ndarray, fits: Iterable[Callable[[np.ndarray], Any]], seed: int, share: float = 0.2) -> Any:
@@ -173,6 +196,41 @@ def nearest_rows(x: np.ndarray, counts: Iterable[int], seed: int) -> KNNImputer:
         return float(np.abs(imputer.transform(np.where(hidden, np.nan, truth)) - truth)[hidden].mean())
 
     return KNNImputer(n_neighbors=min(counts, key=error), weights="distance").fit(x)
+
+
+class NearestNormal:
+    """For every row a normal of the training rows nearest in its observed features, its covariance by Ledoit & Wolf.
+
+    The number of rows is the one that fills hidden halves of 50 training rows best.
+    """
+
+    def __init__(self, x: np.ndarray, counts: Iterable[int], seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(len(x))
+        truth = x[order[:50]]
+        hidden = rng.random(truth.shape) < 0.5
+        self._x = x[order[50:]]
+
+        def error(count: int) -> float:
+            self._count = count
+            filled = self.impute(np.where(hidden, np.nan, truth), 0.95)[0]
+            return float(np.abs(filled - truth)[hidden].mean())
+
+        self._count = min(counts, key=error)
+        self._x = x
+
+    def impute(self, x: np.ndarray, interval: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Conditional means of NaN entries and the ends of their central intervals, each (n, D)."""
+        return tuple(np.concatenate(ends) for ends in zip(*(self._of(row, interval) for row in x), strict=True))
+
+    def _of(self, row: np.ndarray, interval: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        seen = ~np.isnan(row)
+        squared = np.square(self._x[:, seen] - row[seen]).sum(axis=1)
+        near = self._x[np.argpartition(squared, self._count - 1)[: self._count]]
+        mean, share = near.mean(axis=0), ledoit_wolf_shrinkage(near)
+        loadings = np.sqrt((1.0 - share) / self._count) * (near - mean).T
+        noise = share * near.var(axis=0).mean()
+        return LowRankNormal(mean, loadings, max(noise, 1e-8 * self._x.var())).impute(row[None], interval)
 
 
 class PixelProcess:
@@ -236,12 +294,30 @@ class RowProcess:
         width = special.ndtri(0.5 + 0.5 * interval)
         for i, row in enumerate(x):
             seen = ~np.isnan(row)
-            process = GaussianProcessRegressor(self._kernel, optimizer=None, normalize_y=True)
-            process.fit(self._inputs(self._x, seen), self._x[:, ~seen])
-            mean, deviation = (found[0] for found in process.predict(self._inputs(row[None], seen), return_std=True))
+            targets, inputs = self._x[:, ~seen], self._inputs(self._x, seen)
+            own = self._inputs(row[None], seen)
+            factor = linalg.cho_factor(self._covariance(inputs, inputs, noise=True), lower=True, overwrite_a=True)
+            across = self._covariance(own, inputs, noise=False)[0]
+            weights = linalg.cho_solve(factor, across)
+            left = self._covariance(own, own, noise=True)[0, 0] - across @ weights
+            mean, deviation = targets.mean(axis=0), targets.std(axis=0)
+            mean = mean + weights @ (targets - mean)
+            deviation = deviation * np.sqrt(max(left, 0.0))
             filled[i, ~seen] = mean
             lower[i, ~seen], upper[i, ~seen] = mean - width * deviation, mean + width * deviation
         return filled, lower, upper
+
+    def _covariance(self, left: np.ndarray, right: np.ndarray, *, noise: bool) -> np.ndarray:
+        """The tuned kernel by one matrix product: scikit-learn's takes distances pair by pair, most of the time."""
+        product = left @ right.T
+        squares = [np.square(rows).sum(axis=1) for rows in (left, right)]
+        squared = np.maximum(squares[0][:, None] + squares[1] - 2.0 * product, 0.0)
+        near, linear, rest = self._kernel.k1.k1, self._kernel.k1.k2, self._kernel.k2
+        covariance = near.k1.constant_value * np.exp(-0.5 * squared / near.k2.length_scale**2)
+        covariance += linear.k1.constant_value * (linear.k2.sigma_0**2 + product)
+        if noise:
+            covariance[np.diag_indices_from(covariance)] += rest.noise_level
+        return covariance
 
     def _inputs(self, x: np.ndarray, seen: np.ndarray) -> np.ndarray:
         return (x - self._mean)[:, seen] / self._scale

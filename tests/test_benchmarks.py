@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.linear_model import LinearRegression
 
 import geode_jax
@@ -204,7 +205,7 @@ def test_low_rank_mixtures_find_their_own_kind():
 def test_principal_normal_is_a_normal_of_low_rank():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 3)) @ rng.normal(size=(3, 8)) + rng.normal(size=(100, 8))
-    found = rivals.PrincipalNormal(x, 3)
+    found = rivals._principal_normal(x, 3)
     values, vectors = np.linalg.eigh(np.cov(x.T, bias=True))
     noise = values[:5].mean()
     covariance = (vectors[:, 5:] * (values[5:] - noise)) @ vectors[:, 5:].T + noise * np.eye(8)
@@ -213,6 +214,56 @@ def test_principal_normal_is_a_normal_of_low_rank():
     hidden = np.where(rng.random(x.shape) < 0.5, np.nan, x)
     for ours, theirs in zip(found.impute(hidden, 0.9), dense.impute(hidden, 0.9), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-9)
+
+
+def test_mixture_on_components_has_the_variance_of_the_rest():
+    """Two clusters along a line: the mixture finds them there, and off the line one variance for all."""
+    rng = np.random.default_rng(0)
+    axis = np.array([0.6, 0.8, 0.0, 0.0])
+    along = np.where(np.arange(400) < 200, -4.0, 4.0) + rng.normal(size=400)
+    x = 5.0 + along[:, None] * axis + 0.1 * rng.normal(size=(400, 4))
+    found = rivals.mixture_on_components(x, (1,), (1, 2), 0)
+    assert sorted(((found.means - 5.0) @ axis).round()) == [-4.0, 4.0]
+    values = np.linalg.eigvalsh(found.covariances)
+    np.testing.assert_allclose(values[:, :3], 0.01, rtol=0.1)
+    np.testing.assert_allclose(values[:, 3], 1.0, rtol=0.2)
+
+
+def test_normal_of_the_nearest_rows():
+    """With all rows it is scikit-learn's shrunk normal; on a curve a few are better."""
+    rng = np.random.default_rng(0)
+    t = rng.uniform(-2.0, 2.0, (300, 1))
+    x = np.sin(t * rng.normal(size=8) + rng.uniform(0.0, 6.0, 8)) + 0.02 * rng.normal(size=(300, 8))
+    hidden = np.where(rng.random((30, 8)) < 0.5, np.nan, x[270:])
+    everything = rivals.NearestNormal(x[:270], (220,), 0)
+    everything._count = 270
+    dense = rivals.shrunk_gaussian(x[:270])
+    for ours, theirs in zip(everything.impute(hidden, 0.9), dense.impute(hidden, 0.9), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-9)
+    local = rivals.NearestNormal(x[:270], (10, 20, 220), 0)
+    error = {
+        name: np.abs(model.impute(hidden, 0.9)[0] - x[270:]).mean()
+        for name, model in {"local": local, "all": everything}.items()
+    }
+    assert local._count < 220
+    assert error["local"] < 0.7 * error["all"]
+
+
+def test_row_process_is_that_of_scikit_learn():
+    """The kernel by one product, and one Cholesky factor a row, give what the library gives."""
+    rng = np.random.default_rng(0)
+    x = np.sin(rng.normal(size=(70, 2)) @ rng.normal(size=(2, 12))) + 0.1 * rng.normal(size=(70, 12)) + 3.0
+    found = rivals.RowProcess(x[:60], 0, 40)
+    hidden = np.where(rng.random((10, 12)) < 0.5, np.nan, x[60:])
+    filled, lower, upper = found.impute(hidden, 0.9)
+    for i, row in enumerate(hidden):
+        seen = ~np.isnan(row)
+        process = GaussianProcessRegressor(found._kernel, optimizer=None, normalize_y=True)
+        process.fit(found._inputs(x[:60], seen), x[:60][:, ~seen])
+        mean, deviation = process.predict(found._inputs(row[None], seen), return_std=True)
+        np.testing.assert_allclose(filled[i, ~seen], mean[0], rtol=1e-6)
+        np.testing.assert_allclose((upper - lower)[i, ~seen], 2 * 1.6448536 * deviation[0], rtol=1e-6)
+        np.testing.assert_array_equal(filled[i, seen], row[seen])
 
 
 @pytest.mark.slow
