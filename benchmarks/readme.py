@@ -153,81 +153,107 @@ def _best_rival(rows: list[dict[str, Any]], key: str, ours: tuple[str, ...], *, 
     return sign * value, name
 
 
+_OF_FITS = ("seconds", "fit_seconds", "stage_one_seconds", "sampler_seconds")
+_OF_FILLING_IN = ("impute_seconds", "predict_seconds")
+
+
+def _typical_seconds(rows: list[dict[str, Any]], method: str, parts: tuple[str, ...]) -> float:
+    """Median over a method's rows of the sum of these parts, of the rows that have any."""
+    own = [[row[part] for part in parts if part in row] for row in rows if row["method"] == method]
+    return float(np.median([sum(seconds) for seconds in own if seconds]))
+
+
+def _line(
+    task: str,
+    script: str,
+    rival: tuple[float, str, float | None],
+    ours: tuple[float, float | None],
+    digits: int,
+    *,
+    unit: str = "",
+    paper: str = "",
+    lowest: bool = True,
+) -> list[str]:
+    """The cells of a task: the rival's value, name and seconds, and ours; the better value is bold."""
+    is_best = ours[0] < rival[0] if lowest else ours[0] > rival[0]
+    theirs, own = (
+        f"**{value:.{digits}f}{unit}**" if first else f"{value:.{digits}f}{unit}"
+        for value, first in ((rival[0], not is_best), (ours[0], is_best))
+    )
+    seconds = [
+        "" if value is None else f"{value:.0f}" if value >= 10 else f"{value:.1f}" for value in (rival[2], ours[1])
+    ]
+    return [task, paper, f"{theirs} ({rival[1]})", seconds[0], own, seconds[1], f"`{script}`"]
+
+
 def _summary(tasks: tuple[str, ...] | None = None) -> list[str]:
     """One line per task, or for some of them: the paper, the best rival, ours."""
-    rows: list[list[str]] = []
+    lines: list[list[str]] = []
 
     def add(
         task: str,
-        paper: str,
-        rival: tuple[float, str],
-        ours: float,
-        digits: int,
-        unit: str,
         script: str,
+        rows: list[dict[str, Any]],
+        key: str,
+        digits: int,
         *,
+        ours: str = "GEODE",
+        no_rivals: tuple[str, ...] = (),
         lowest: bool = True,
+        **more: str,
     ) -> None:
-        is_best = ours < rival[0] if lowest else ours > rival[0]
-        numbers = [f"{value:.{digits}f}{unit}" for value in (rival[0], ours)]
-        best = [
-            f"**{number}**" if first else number for number, first in zip(numbers, (not is_best, is_best), strict=True)
-        ]
-        rows.append([task, paper, f"{best[0]} ({rival[1]})", best[1], f"`{script}`"])
+        """The best of the methods that are neither `ours` nor `no_rivals`, and ours, by `key`."""
+        value, rival = _best_rival(rows, key, (ours, *no_rivals), lowest=lowest)
+        parts = (*_OF_FITS, *_OF_FILLING_IN) if lowest else _OF_FITS
+        theirs = value, rival, _typical_seconds(rows, rival, parts)
+        own = mean_of(rows, ours, key), _typical_seconds(rows, ours, parts)
+        lines.append(_line(task, script, theirs, own, digits, lowest=lowest, **more))
 
     record = load("frey_inpainting")
     frey, paper = finished(record["rows"], len(record["settings"]["seeds"])), str(record["settings"]["paper_mae"])
-    theirs = _best_rival(frey, "mae", ("published", "default"), lowest=True)
-    ours = mean_of(frey, "default", "mae")
-    add("Frey faces, half hidden, mean abs. error", paper, theirs, ours, 2, "", "frey_inpainting")
+    task = "Frey faces, half hidden, mean abs. error"
+    add(task, "frey_inpainting", frey, "mae", 2, ours="default", no_rivals=("published",), paper=paper)
     at = [row for row in load("frey_missing")["rows"] if row["missing"] == 0.2]
-    theirs = _best_rival(at, "mae", ("GEODE",), lowest=True)
-    add("the same, 20% missing in training too", "", theirs, mean_of(at, "GEODE", "mae"), 2, "", "frey_missing")
+    add("the same, 20% missing in training too", "frey_missing", at, "mae", 2)
     record = load("digits_density")
     images = finished(record["rows"], record["settings"]["splits"])
-    theirs = _best_rival(images, "nats", ("published", "one tree", "default"), lowest=False)
-    ours = mean_of(images, "default, 8 trees", "nats")
-    add("digits, held-out nats per image", "", theirs, ours, 1, "", "digits_density", lowest=False)
-    roll = load("swiss_roll")["rows"]
+    own = {"ours": "default, 8 trees", "no_rivals": ("published", "one tree"), "lowest": False}
+    add("digits, held-out nats per image", "digits_density", images, "nats", 1, **own)
     for shape in ("flat", "bent"):
-        own = [row for row in roll if row["shape"] == shape]
-        theirs = _best_rival(own, "nats", ("published", "default", "oracle"), lowest=False)
-        task = f"Swiss roll in D = 200, {shape}, held-out nats"
-        add(task, "", theirs, mean_of(own, "default", "nats"), 2, "", "swiss_roll", lowest=False)
+        roll = [row for row in load("swiss_roll")["rows"] if row["shape"] == shape]
+        own = {"ours": "default", "no_rivals": ("published", "oracle"), "lowest": False}
+        add(f"Swiss roll in D = 200, {shape}, held-out nats", "swiss_roll", roll, "nats", 2, **own)
     for name, what, paper in (("mnist", "raw", "2.32%"), ("mnist_deskewed", "deskewed", "")):
         images = load(name)["rows"]
-        theirs = _best_rival(images, "error_percent", ("GEODE", "published"), lowest=True)
-        ours = float(images[0]["error_percent"])
         script = "mnist" if name == "mnist" else "mnist --deskew"
-        add(f"MNIST, {what}, error (depth 6)", paper, theirs, ours, 2, "%", script)
+        own = {"ours": images[0]["method"], "no_rivals": ("published",), "unit": "%", "paper": paper}
+        add(f"MNIST, {what}, error (depth 6)", script, images, "error_percent", 2, **own)
     for script, digits in (("real_data", 2), ("kinds", 3)):
         real = load(script)["rows"]
         for data in dict.fromkeys(row["data"] for row in real):
             own = [row for row in real if row["data"] == data]
-            theirs = _best_rival(own, "mae", ("GEODE",), lowest=True)
-            ours = mean_of(own, "GEODE", "mae")
-            add(f"{data}, half hidden, mean abs. error", "", theirs, ours, digits, "", script)
-            if not any("nats_per_feature" in row for row in own):
-                continue
-            theirs = _best_rival(own, "nats_per_feature", ("GEODE",), lowest=False)
-            ours = mean_of(own, "GEODE", "nats_per_feature")
-            add("the same, held-out nats per feature", "", theirs, ours, 2, "", script, lowest=False)
+            add(f"{data}, half hidden, mean abs. error", script, own, "mae", digits)
+            if any("nats_per_feature" in row for row in own):
+                add("the same, held-out nats per feature", script, own, "nats_per_feature", 2, lowest=False)
     mixed = load("mixed_units")["rows"]
     for data in dict.fromkeys(row["data"] for row in mixed):
         own = [row for row in mixed if row["data"] == data]
-        ours = mean_of(own, "GEODE", "nats")
-        theirs = _best_rival(own, "nats", ("GEODE",), lowest=False)
-        add(f"{data}, columns as they come, held-out nats", "", theirs, ours, 2, "", "mixed_units", lowest=False)
+        add(f"{data}, columns as they come, held-out nats", "mixed_units", own, "nats", 2, lowest=False)
     smooth = load("smoothness")["rows"]
     tuned = np.mean([row["mpcr_tuned"] for row in smooth], axis=0)
-    theirs = float(tuned.min()), f"MPCR at its best scale, {int(tuned.argmin())}"
-    ours = float(np.mean([row["geode"] for row in smooth]))
-    add("regression in D = 10000, MSE over noise", "", theirs, ours, 3, "", "smoothness")
+    seconds = [
+        float(np.median([sum(row[part] for part in parts) for row in smooth]))
+        for parts in (("mpcr_seconds",), ("fit_seconds", "predict_seconds"))
+    ]
+    theirs = float(tuned.min()), f"MPCR at its best scale, {int(tuned.argmin())}", seconds[0]
+    ours = float(np.mean([row["geode"] for row in smooth])), seconds[1]
+    lines.append(_line("regression in D = 10000, MSE over noise", "smoothness", theirs, ours, 3))
     literal = load("literal")["settings"]
     sweeps = [1000 * literal[f"sweep_{name}_seconds"] for name in ("literal", "ours")]
-    add("a sweep, Frey faces", "", (sweeps[0], "as printed, NumPy"), sweeps[1], 1, " ms", "literal")
-    head = ["task", "the paper", "best rival", "GEODE", "`python -m benchmarks.`"]
-    return table(head, [row for row in rows if tasks is None or row[0] in tasks])
+    theirs = sweeps[0], "as printed, NumPy", None
+    lines.append(_line("a sweep, Frey faces", "literal", theirs, (sweeps[1], None), 1, unit=" ms"))
+    head = ["task", "the paper", "best rival", "its seconds", "GEODE", "seconds", "`python -m benchmarks.`"]
+    return table(head, [line for line in lines if tasks is None or line[0] in tasks])
 
 
 def _run_times() -> list[str]:
@@ -326,8 +352,9 @@ def render_results() -> str:
     results = [
         "## Results",
         "",
-        "Lower is better for errors, higher for nats (log density). [Every table](benchmarks/README.md) behind this,"
-        " and which of them are older than the code.",
+        "Lower is better for errors, higher for nats (log density). Seconds, in the median: of fits, and of errors"
+        " with filling in or predicting. [Every table](benchmarks/README.md) behind this, and which of them are older"
+        " than the code.",
         "",
         *_summary(IN_README),
     ]
@@ -345,7 +372,8 @@ def render_details() -> str:
         " of the README and this page. Frey faces and MNIST are not ours to redistribute: name their folder with"
         " `--data` or `GEODE_JAX_DATA`. `pip install '.[rivals]'` brings what some experiments measure beside ours.",
         "",
-        "**In short**: the best rival of every task, and ours.",
+        "**In short**: the best rival of every task, and ours. Seconds, in the median: of fits, and of errors with"
+        " filling in or predicting.",
         "",
         *_summary(),
         "",

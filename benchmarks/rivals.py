@@ -4,6 +4,7 @@ Every density is a :class:`NormalMixture`, which also has the conditionals that 
 """
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,17 +12,17 @@ from typing import Any
 import numpy as np
 from scipy import linalg, special
 from sklearn.cluster import KMeans
-from sklearn.covariance import LedoitWolf, ledoit_wolf_shrinkage
+from sklearn.covariance import LedoitWolf
 from sklearn.decomposition import PCA, FactorAnalysis
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 from sklearn.impute import KNNImputer
-from sklearn.mixture import BayesianGaussianMixture
+from sklearn.mixture import BayesianGaussianMixture, GaussianMixture
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.neighbors import KernelDensity
 
-from geode_jax.demo.baselines import NormalMixture, fit_gaussian_mixture
+from geode_jax.demo.baselines import NormalMixture
 
 
 def shrunk_gaussian(x: np.ndarray) -> NormalMixture:
@@ -154,22 +155,24 @@ def principal_normal(x: np.ndarray, ranks: Iterable[int], seed: int) -> LowRankN
     return best_on_held_out(x, [functools.partial(_principal_normal, rank=rank) for rank in ranks], seed)
 
 
-def _mixture_on_components(x: np.ndarray, rank: int, counts: Iterable[int], seed: int) -> NormalMixture:
+def _mixture_on_components(x: np.ndarray, rank: int, count: int, seed: int) -> NormalMixture:
     pca = PCA(rank, random_state=seed).fit(x)
     axes, along = pca.components_, pca.transform(x)
-    inner = fit_gaussian_mixture(along, counts, seed)
     rest = np.square(x - pca.inverse_transform(along)).sum() / (len(x) * (x.shape[1] - rank))
-    covariances = axes.T @ inner.covariances @ axes + rest * (np.eye(x.shape[1]) - axes.T @ axes)
-    return NormalMixture("Gaussian mixture after PCA", inner.weights, pca.mean_ + inner.means @ axes, covariances)
+    inner = GaussianMixture(count, reg_covar=1e-3 * rest, random_state=seed).fit(along)
+    covariances = axes.T @ inner.covariances_ @ axes + rest * (np.eye(x.shape[1]) - axes.T @ axes)
+    return NormalMixture("Gaussian mixture after PCA", inner.weights_, pca.mean_ + inner.means_ @ axes, covariances)
 
 
 def mixture_on_components(x: np.ndarray, ranks: Iterable[int], counts: Iterable[int], seed: int) -> NormalMixture:
-    """Gaussian mixture by BIC on principal components, one noise variance off them.
+    """Mixture of normals with full covariances on principal components, and one noise variance off them.
 
-    The number of principal components is that with the best density of a held-out fifth.
+    The numbers of principal components and of normals are those with the best density of a held-out fifth.
     """
-    counts = tuple(counts)
-    fits = [functools.partial(_mixture_on_components, rank=rank, counts=counts, seed=seed) for rank in ranks]
+    fits = [
+        functools.partial(_mixture_on_components, rank=rank, count=count, seed=seed)
+        for rank, count in itertools.product(ranks, counts)
+    ]
     return best_on_held_out(x, fits, seed)
 
 
@@ -198,6 +201,16 @@ def nearest_rows(x: np.ndarray, counts: Iterable[int], seed: int) -> KNNImputer:
     return KNNImputer(n_neighbors=min(counts, key=error), weights="distance").fit(x)
 
 
+def shrinkage_of(x: np.ndarray) -> float:
+    """That of Ledoit & Wolf 2004 for centred rows, by products of rows: scikit-learn's takes all pairs of columns."""
+    num_rows, num_features = x.shape
+    gram = x @ x.T
+    size = np.trace(gram) / num_rows
+    squares = np.square(gram).sum() / num_rows**2
+    spread = (np.square(np.diag(gram)).sum() / num_rows - squares) / num_rows
+    return float(np.clip(spread / (squares - size**2 / num_features), 0.0, 1.0)) if squares > 0.0 else 0.0
+
+
 class NearestNormal:
     """For every row a normal of the training rows nearest in its observed features, its covariance by Ledoit & Wolf.
 
@@ -209,7 +222,7 @@ class NearestNormal:
         order = rng.permutation(len(x))
         truth = x[order[:50]]
         hidden = rng.random(truth.shape) < 0.5
-        self._x = x[order[50:]]
+        self._x, self._least_noise = x[order[50:]], 1e-8 * x.var()
 
         def error(count: int) -> float:
             self._count = count
@@ -227,10 +240,11 @@ class NearestNormal:
         seen = ~np.isnan(row)
         squared = np.square(self._x[:, seen] - row[seen]).sum(axis=1)
         near = self._x[np.argpartition(squared, self._count - 1)[: self._count]]
-        mean, share = near.mean(axis=0), ledoit_wolf_shrinkage(near)
+        mean = near.mean(axis=0)
+        share = shrinkage_of(near - mean)
         loadings = np.sqrt((1.0 - share) / self._count) * (near - mean).T
-        noise = share * near.var(axis=0).mean()
-        return LowRankNormal(mean, loadings, max(noise, 1e-8 * self._x.var())).impute(row[None], interval)
+        noise = max(share * near.var(axis=0).mean(), self._least_noise)
+        return LowRankNormal(mean, loadings, noise).impute(row[None], interval)
 
 
 class PixelProcess:

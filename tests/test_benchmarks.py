@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from sklearn.covariance import ledoit_wolf_shrinkage
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.linear_model import LinearRegression
 
@@ -83,7 +84,8 @@ def _needs(name):
 def test_frey():
     _needs("frey_faces.npz")
     rows = frey_inpainting.main(["--quick"])
-    assert {"published", "default", "KNNImputer"} < {row["method"] for row in rows}
+    some = {"published", "default", "KNNImputer", "normal of the nearest frames", "Gaussian mixture after PCA"}
+    assert some < {row["method"] for row in rows}
     assert all(0 < row["mae"] < 25 for row in rows)
 
 
@@ -180,7 +182,8 @@ def test_partition_calls():
 @pytest.mark.slow
 def test_digits_density():
     rows = digits_density.main(["--quick"])
-    assert {"published", "mixture of factor analysers", "kernel density"} < {row["method"] for row in rows}
+    some = {"published", "mixture of factor analysers", "Gaussian mixture after PCA", "kernel density"}
+    assert some < {row["method"] for row in rows}
     assert all(-250 < row["nats"] < -90 for row in rows)
 
 
@@ -229,6 +232,14 @@ def test_mixture_on_components_has_the_variance_of_the_rest():
     np.testing.assert_allclose(values[:, 3], 1.0, rtol=0.2)
 
 
+@pytest.mark.parametrize("shape", [(20, 5), (12, 40)])
+def test_shrinkage_by_products_of_rows(shape):
+    x = np.random.default_rng(0).normal(size=shape) * np.linspace(0.5, 3.0, shape[1])
+    x -= x.mean(axis=0)
+    assert 0.05 < ledoit_wolf_shrinkage(x) < 0.95
+    assert rivals.shrinkage_of(x) == pytest.approx(ledoit_wolf_shrinkage(x))
+
+
 def test_normal_of_the_nearest_rows():
     """With all rows it is scikit-learn's shrunk normal; on a curve a few are better."""
     rng = np.random.default_rng(0)
@@ -269,7 +280,11 @@ def test_row_process_is_that_of_scikit_learn():
 @pytest.mark.slow
 def test_real_data():
     rows = real_data.main(["--quick"])
-    assert {"GEODE", "probabilistic PCA", "KNNImputer"} < {row["method"] for row in rows}
+    densities = {"GEODE", "probabilistic PCA", "Gaussian, Ledoit-Wolf", "mixture of probabilistic PCA"}
+    densities |= {"Gaussian mixture after PCA"}
+    assert {row["method"] for row in rows if "nats_per_feature" in row} == densities
+    others = {"KNNImputer", "normal of the nearest rows", "Gaussian process from the seen"}
+    assert {row["method"] for row in rows} == densities | others
     assert all(0 < row["mae"] < 10 for row in rows)
 
 
@@ -440,6 +455,19 @@ def test_proofs():
     from benchmarks import proofs
 
     assert not any(proofs.main(["--quick"])[0][name] for name in proofs.TESTS)
+
+
+def test_seconds_of_the_summary():
+    """What was timed of what is shown; a row without times is none of 0 s."""
+    rows = [
+        {"method": "ours", "fit_seconds": 2.0, "impute_seconds": 3.0, "density_seconds": 9.0},
+        {"method": "ours"},
+        {"method": "rival", "seconds": 7.0},
+    ]
+    fits, filled = readme._OF_FITS, (*readme._OF_FITS, *readme._OF_FILLING_IN)
+    assert readme._typical_seconds(rows, "ours", fits) == 2.0
+    assert readme._typical_seconds(rows, "ours", filled) == 5.0
+    assert readme._typical_seconds(rows, "rival", filled) == 7.0
 
 
 def test_readme_shows_the_committed_results():
