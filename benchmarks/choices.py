@@ -47,15 +47,15 @@ def training_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.nda
     yield "Frey faces", load_frey(folder)[np.random.default_rng(0).permutation(1965)[:1000]]
 
 
-def prepare(rows: np.ndarray) -> tuple[np.ndarray, Partition, int, np.ndarray]:
-    """Model coordinates, one tree, the rank, and folds, as stage one makes them."""
+def prepare(rows: np.ndarray) -> tuple[np.ndarray, Partition, SubspaceOptions, np.ndarray]:
+    """Model coordinates, one tree, how subspaces are learned, and folds, as stage one makes them."""
     plan = Plan.of(geode_jax.DictionarySettings(num_trees=1), *rows.shape)
     x = to_model(rows, learn_frame(rows), np.dtype(np.float32))
     graph = neighbour_graph(x, plan.tree.num_neighbors, 0)
     partition = partition_rows(x, graph, plan.tree.depth, plan.tree.min_cell_size, 0)
     scales = noise_scales(x, None, middle_cells(partition), plan.noise(0))
     x = (x / scales).astype(np.float32)
-    return x, partition, plan.max_rank, assign_folds(len(x), 5, np.random.default_rng(0))
+    return x, partition, plan.subspaces(plan.max_rank, 0), assign_folds(len(x), 5, np.random.default_rng(0))
 
 
 def held_out(
@@ -100,9 +100,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     rows = []
     for name, data in training_sets(options.quick, options.data):
         cut = int(0.8 * len(data))
-        x, partition, max_rank, folds = prepare(data[:cut])
+        x, partition, own_options, folds = prepare(data[:cut])
         whole = learn_span(x, folds, 0)
-        training, own_options = Training(x, x.shape[1], folds), SubspaceOptions(max_rank, 0)
+        training = Training(x, x.shape[1], folds)
         first = span_rank(training, whole)
         own = learn_subspaces(x, partition, own_options, folds)
         score = cross_fitted_evidence(training, partition, own).log_likelihood()

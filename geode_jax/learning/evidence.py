@@ -1,9 +1,10 @@
 """How well a dictionary describes held-out rows: the criterion of all choices in stage one.
 
 It is the likelihood of a quick version of the model: a mixture with one variance per node and direction and one noise
-level per scale, fitted by EM to cross-fitted statistics. Its differences between dictionaries predict those of the full
-model on held-out data (`python -m benchmarks.choices`), at a small part of the cost. For rows with missing features,
-residuals are over the observed features, and coordinates are those of the filled row.
+level per scale, fitted by EM to cross-fitted statistics. A row is judged without its own part in variances and weights:
+in small cells they would else fit it the better, the more directions there are. Differences between dictionaries
+predict those of the full model on held-out data (`python -m benchmarks.choices`), at a small part of the cost. For rows
+with missing features, residuals are over the observed features, and coordinates are those of the filled row.
 """
 
 import warnings
@@ -26,6 +27,8 @@ LARGEST_SAMPLE = 4000
 FEWEST_SAMPLED = 20
 # Variances are shrunk towards the noise as if every node had this many more rows of noise.
 PRIOR_ROWS = 3.0
+# A row with a smaller share of a node leaves the node's variances as they are.
+NEGLIGIBLE = 1e-4
 # Blocks of rows wider than this have as many rows as blocks of this width, so that a basis is read once for many rows.
 WIDEST = 4096
 
@@ -103,8 +106,30 @@ class Evidence(NamedTuple):
     rows: HeldOutStatistics
 
     def log_likelihood(self) -> np.ndarray:
-        """Log density of every row, (m,)."""
-        return special.logsumexp(self.mixture.log_densities(self.rows), axis=0)
+        """Log density of every row, (m,), under variances and weights without the row's own part in them.
+
+        The noise of a scale, which comes from many rows, is that of all.
+        """
+        rows = self.rows
+        share = special.softmax(self.mixture.log_densities(rows), axis=0)
+        mixture, count, second = _m_step(rows, share), share.sum(axis=1), _second_moments(rows, share)
+        density = mixture.log_densities(rows)
+
+        def leave_out(node: int) -> None:
+            some = np.flatnonzero(share[node] > NEGLIGIBLE)
+            own, squared = share[node, some], rows.squared[node, some].astype(np.float64)
+            left, noise = count[node] - own, mixture.noise[node]
+            variance = _variance(second[node] - own[:, None] * squared, left, np.full(some.size, noise))
+            known = (rows.num_observed[some] / rows.num_features)[:, None]
+
+            def cost(variance: np.ndarray) -> np.ndarray:
+                return (np.log1p((variance / noise - 1.0) * known) + squared / variance).sum(axis=1)
+
+            change = _log_weight(left, share.shape) - mixture.log_weight[node]
+            density[node, some] += change - 0.5 * (cost(variance) - cost(mixture.variance[node]))
+
+        parallel_map(leave_out, range(rows.nodes.size))
+        return special.logsumexp(density, axis=0)
 
     def needed_rank(self) -> int:
         """Directions per node that the rows support, times 1.5: further ones would be shrunk to the noise.
@@ -199,10 +224,20 @@ def _m_step(rows: HeldOutStatistics, share: np.ndarray) -> QuickMixture:
     freedom_per_feature = 1.0 - rows.has_direction.sum(axis=1) / rows.num_features
     freedom = freedom_per_feature * (share @ rows.num_observed)
     noise = _noise(rows.nodes, (share * rows.residual).sum(axis=1), freedom)
-    second = _matmul(share.astype(rows.squared.dtype)[:, None, :], rows.squared)[:, 0, :]
-    variance = _variance(second, count, noise)
-    log_weight = np.log((count + 0.5) / (share.shape[1] + 0.5 * rows.nodes.size))
+    variance = _variance(_second_moments(rows, share), count, noise)
+    log_weight = _log_weight(count, share.shape)
     return QuickMixture(rows.nodes, log_weight, noise, variance, rows.has_direction, freedom)
+
+
+def _second_moments(rows: HeldOutStatistics, share: np.ndarray) -> np.ndarray:
+    """Sums of squared coordinates at the nodes, (K', d)."""
+    return _matmul(share.astype(rows.squared.dtype)[:, None, :], rows.squared)[:, 0, :]
+
+
+def _log_weight(count: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Log weights of nodes that have so many rows, of K' nodes and m rows in all."""
+    num_nodes, num_rows = shape
+    return np.log((count + 0.5) / (num_rows + 0.5 * num_nodes))
 
 
 def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
