@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from joblib import cpu_count
-from scipy import linalg
+from scipy import linalg, special
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from geode_jax import DictionarySettings, learn_forest
@@ -682,6 +682,36 @@ def test_evidence_tells_learned_from_memorised():
     scores = [_own_evidence(x, rank, folds).log_likelihood().mean() for rank in (1, 3, 30)]
     assert scores[1] > scores[0] + 1.0
     assert scores[1] > scores[2]
+
+
+def test_evidence_judges_rows_without_their_own_part():
+    """Against a loop that takes the row out of sums and counts. Features are missing, and a node has one direction."""
+    rng = np.random.default_rng(0)
+    num_rows, observed = 12, rng.integers(5, 9, 12)
+    rows = evidence.HeldOutStatistics(
+        nodes=np.arange(3),
+        residual=rng.gamma(3.0, size=(3, num_rows)),
+        squared=rng.gamma(0.5, 8.0, (3, num_rows, 2)),
+        has_direction=np.array([[True, True], [True, True], [True, False]]),
+        num_observed=observed,
+        num_features=8,
+    )
+    rows.squared[2, :, 1] = 0.0
+    mixture = evidence._m_step(rows, rng.dirichlet(np.ones(3), num_rows).T)
+    share = special.softmax(mixture.log_densities(rows), axis=0)
+    noise = evidence._m_step(rows, share).noise
+    expected = np.zeros((3, num_rows))
+    for node in range(3):
+        for i in range(num_rows):
+            others = np.where(np.arange(num_rows) == i, 0.0, share[node])
+            variance = (others @ rows.squared[node] + 3.0 * noise[node]) / (others.sum() + 3.0)
+            ratio = np.maximum(variance, noise[node]) / noise[node]
+            quadratic = rows.residual[node, i] + np.sum(rows.squared[node, i] / ratio)
+            spread = np.log1p((ratio - 1.0) * observed[i] / 8).sum() + observed[i] * np.log(2 * np.pi * noise[node])
+            weight = np.log((others.sum() + 0.5) / (num_rows + 1.5))
+            expected[node, i] = weight - 0.5 * (spread + quadratic / noise[node])
+    found = evidence.Evidence(mixture, rows).log_likelihood()
+    np.testing.assert_allclose(found, special.logsumexp(expected, axis=0), rtol=1e-9)
 
 
 def test_evidence_of_a_sample(monkeypatch):
