@@ -48,7 +48,8 @@ def _read(path):
         return np.load(path)["X"]
     if path.suffix == ".parquet":
         return pd.read_parquet(path).to_numpy()
-    return pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",").to_numpy()
+    separator = "\t" if path.suffix == ".tsv" else ","
+    return pd.read_csv(path, sep=separator, float_precision="round_trip").to_numpy()  # exact, as written
 
 
 def test_model_is_the_estimator(data, folder):
