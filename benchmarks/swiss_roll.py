@@ -3,14 +3,16 @@
 Points (t cos t, h, t sin t) / 5 with t = 1.5 pi (1 + 2U), h = 21U, n = 3000. "flat": embedded by a random orthonormal
 map. "bent": by sines of random projections, so that no three linear directions hold it. Noise sd 0.1, five 80/20
 splits. The oracle of the flat roll is its true density by quadrature. Coverage: half of the coordinates of 200 test
-rows hidden, share inside their central 95% intervals.
+rows hidden, share inside their central 95% intervals. A run goes on where the last one ended.
 
-python -m benchmarks.swiss_roll [--quick]
+python -m benchmarks.swiss_roll [--quick] [--fresh]
 """
 
 import argparse
 import dataclasses
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +23,7 @@ from sklearn.mixture import GaussianMixture
 from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import coverage, write_result
+from benchmarks.common import coverage, earlier_rows, write_result
 from benchmarks.tables import load, mean_of
 from geode_jax.demo.baselines import fit_probabilistic_pca
 
@@ -122,36 +124,48 @@ def tables() -> list[str]:
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs wrote")
     options = parser.parse_args(arguments)
-    rows: list[dict[str, Any]] = []
+    settings = {"splits": 5, "rows": 3000, "features": NUM_FEATURES}
+    rows = [] if options.quick or options.fresh else earlier_rows("swiss_roll", settings)
 
-    def record(shape: str, method: str, split: int, start: float, found: dict[str, Any]) -> None:
-        row = {"shape": shape, "method": method, "split": split, "seconds": round(time.perf_counter() - start, 1)}
-        rows.append(row | found)
+    def record(shape: str, method: str, split: int, measure: Callable[[], dict[str, Any]]) -> None:
+        if any((row["shape"], row["method"], row["split"]) == (shape, method, split) for row in rows):
+            return
+        start = time.perf_counter()
+        found = measure()
+        seconds = round(time.perf_counter() - start, 1)
+        rows.append({"shape": shape, "method": method, "split": split, "seconds": seconds} | found)
         print(f"{shape:<6}{method:<24}{split:>3}{found['nats']:>10.2f} {found}", flush=True)
+        if not options.quick:
+            write_result("swiss_roll", settings, rows)
 
+    ranks, components = (2, 3, 5, 10, 20, 30, 40, 50), 4 if options.quick else 36
     for shape in ("flat", "bent"):
         x, directions = make_roll(300 if options.quick else 3000, shape, 0)
         for split in range(1 if options.quick else 5):
             order = np.random.default_rng(split).permutation(len(x))
             cut = int(0.8 * len(x))
-            train, test = x[order[:cut]], x[order[cut:]]
+            rivals = {
+                "PCA to 3, mixture of 36": lambda train, test: pca_mixture(train, test, 3, components),
+                "probabilistic PCA": lambda train, test: fit_probabilistic_pca(train, ranks).log_density(test),
+            }
+            measures: dict[str, Callable[..., dict[str, Any]]] = {
+                name: partial(ours, seed=split, name=name, quick=options.quick)
+                for name in (("default",) if options.quick else ("published", "default"))
+            }
+            measures |= {name: _mean_of(density) for name, density in rivals.items()}
             if shape == "flat":
-                nats = float(oracle_log_density(test, directions).mean())
-                record(shape, "oracle", split, time.perf_counter(), {"nats": nats})
-            for name in ("default",) if options.quick else ("published", "default"):
-                start = time.perf_counter()
-                record(shape, name, split, start, ours(train, test, split, name, options.quick))
-            start = time.perf_counter()
-            components = 4 if options.quick else 36
-            nats = float(pca_mixture(train, test, 3, components).mean())
-            record(shape, "PCA to 3, mixture of 36", split, start, {"nats": nats})
-            start = time.perf_counter()
-            pca = fit_probabilistic_pca(train, (2, 3, 5, 10, 20, 30, 40, 50))
-            record(shape, "probabilistic PCA", split, start, {"nats": float(pca.log_density(test).mean())})
-    if not options.quick:
-        write_result("swiss_roll", {"splits": 5, "rows": 3000, "features": NUM_FEATURES}, rows)
+                truth = partial(oracle_log_density, directions=directions)
+                measures = {"oracle": _mean_of(lambda train, test, truth=truth: truth(test)), **measures}
+            for name, measure in measures.items():
+                record(shape, name, split, partial(measure, x[order[:cut]], x[order[cut:]]))
     return rows
+
+
+def _mean_of(density: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[..., dict[str, Any]]:
+    """The nats that a density, given training and test rows, has in the mean over the test rows."""
+    return lambda train, test: {"nats": float(density(train, test).mean())}
 
 
 if __name__ == "__main__":
