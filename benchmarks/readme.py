@@ -120,7 +120,8 @@ OLDER = (
     "**Which tables are older than the code**, by what they were measured without:",
     "",
     "- Rows judged without their own part in the variances, where stage one chooses a span: all but the default on the"
-    " flat Swiss roll. Of fourteen data sets tried it changes the choice on two, that roll and the fields of 200 bands.",
+    " flat Swiss roll. Of fourteen data sets tried it changes the choice on two, that roll and the fields of 200"
+    " bands.",
     "- Refined cuts (tables of 4 to 50 features): all but those of refined cuts, of columns in different units and of"
     " other kinds of real data.",
     "- The prior of the noise by typical rows alone: all but those three, that of this prior, and those on a GPU.",
