@@ -280,8 +280,7 @@ def test_row_process_is_that_of_scikit_learn():
 @pytest.mark.slow
 def test_real_data():
     rows = real_data.main(["--quick"])
-    densities = {"GEODE", "probabilistic PCA", "Gaussian, Ledoit-Wolf", "mixture of probabilistic PCA"}
-    densities |= {"Gaussian mixture after PCA"}
+    densities = {"GEODE", "probabilistic PCA", "Gaussian, Ledoit-Wolf", "Gaussian mixture after PCA"}
     assert {row["method"] for row in rows if "nats_per_feature" in row} == densities
     others = {"KNNImputer", "normal of the nearest rows", "Gaussian process from the seen"}
     assert {row["method"] for row in rows} == densities | others
