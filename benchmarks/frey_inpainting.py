@@ -19,12 +19,12 @@ import numpy as np
 import geode_jax
 from benchmarks.common import blas_on_all_cores, earlier_rows, load_frey, timed, write_result
 from benchmarks.rivals import (
-    NearestNormal,
     PixelProcess,
     RowProcess,
     best_on_held_out,
     low_rank_mixture,
     mixture_on_components,
+    nearest_normal,
     nearest_rows,
     shrunk_gaussian,
 )
@@ -100,7 +100,7 @@ def rivals(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
         "mixture of probabilistic PCA": lambda: best_on_held_out(train, fits, 0),
         "Gaussian mixture after PCA": lambda: mixture_on_components(train, axes, counts, 0),
         "KNNImputer": lambda: nearest_rows(train, (5,) if quick else (1, 2, 3, 5, 8), 0),
-        "normal of the nearest frames": lambda: NearestNormal(train, (10,) if quick else (10, 20, 50, 100, 200), 0),
+        "normal of the nearest frames": lambda: nearest_normal(train, (10,) if quick else (10, 20, 50, 100, 200), 0),
         "Gaussian process over the pixels": lambda: PixelProcess(train, (28, 20), 0),
         "Gaussian process from the seen pixels": lambda: RowProcess(train, 0, 50 if quick else 400),
     }
@@ -117,7 +117,7 @@ def measure_rival(name: str, frames: np.ndarray, seed: int, quick: bool) -> dict
         with timed(times, "fit_seconds"):
             model = rivals(train, quick)[name]()
         with timed(times, "impute_seconds"):
-            if isinstance(model, (NormalMixture, NearestNormal, RowProcess)):
+            if hasattr(model, "impute"):
                 filled, lower, upper = model.impute(masked, 0.95)
                 inside = (lower[hidden] <= truth) & (truth <= upper[hidden])
                 row |= {"coverage95": float(inside.mean()), "width95": float((upper - lower)[hidden].mean())}

@@ -120,8 +120,7 @@ OLDER = (
     "**Which tables are older than the code**, by what they were measured without:",
     "",
     "- Rows judged without their own part in the variances, where stage one chooses a span: all but the default on the"
-    " flat Swiss roll. Of fourteen data sets tried it changes the choice on two, that roll and the fields of 200"
-    " bands.",
+    " flat Swiss roll.",
     "- Refined cuts (tables of 4 to 50 features): all but those of refined cuts, of columns in different units and of"
     " other kinds of real data.",
     "- The prior of the noise by typical rows alone: all but those three, that of this prior, and those on a GPU.",
@@ -209,7 +208,7 @@ def _summary(tasks: tuple[str, ...] | None = None) -> list[str]:
     ) -> None:
         """The best of the methods that are neither `ours` nor `no_rivals`, and ours, by `key`."""
         value, rival = _best_rival(rows, key, (ours, *no_rivals), lowest=lowest)
-        parts = (*_OF_FITS, *_OF_FILLING_IN) if lowest else _OF_FITS
+        parts = (*_OF_FITS, *_OF_FILLING_IN) if lowest else _OF_FITS  # errors are of what was filled in or predicted
         theirs = value, rival, _typical_seconds(rows, rival, parts)
         own = mean_of(rows, ours, key), _typical_seconds(rows, ours, parts)
         lines.append(_line(task, script, theirs, own, digits, lowest=lowest, **more))

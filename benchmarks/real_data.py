@@ -22,11 +22,11 @@ from sklearn.datasets import load_sample_image
 import geode_jax
 from benchmarks.common import blas_on_all_cores, earlier_rows, is_installed, timed, write_result
 from benchmarks.rivals import (
-    NearestNormal,
     RowProcess,
     best_on_held_out,
     low_rank_mixture,
     mixture_on_components,
+    nearest_normal,
     nearest_rows,
     principal_normal,
     shrunk_gaussian,
@@ -123,7 +123,7 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
             found["Gaussian mixture after PCA"] = lambda: mixture_on_components(train, axes, counts, 0)
     near = [size for size in (10, 20, 50, 100, 200) if size <= min(num_rows // 4, num_rows - 50)]
     if near:
-        found["normal of the nearest rows"] = lambda: NearestNormal(train, near, 0)
+        found["normal of the nearest rows"] = lambda: nearest_normal(train, near, 0)
     if num_rows <= MOST_ROWS:
         found["Gaussian process from the seen"] = lambda: RowProcess(train, 0)
     return found

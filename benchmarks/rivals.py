@@ -184,21 +184,29 @@ def best_on_held_out(x: np.ndarray, fits: Iterable[Callable[[np.ndarray], Any]],
     return max(fits, key=lambda fit: fit(kept).log_density(held_out).mean())(x)
 
 
-def nearest_rows(x: np.ndarray, counts: Iterable[int], seed: int) -> KNNImputer:
-    """KNNImputer with the number of neighbours that fills hidden halves of 50 training rows, (n, D), best.
+def best_at_filling(
+    x: np.ndarray, fits: Iterable[Callable[[np.ndarray], Any]], fill: Callable[[Any, np.ndarray], np.ndarray], seed: int
+) -> Any:
+    """The fit, on all rows, of the candidate that fills hidden halves of 50 training rows, (n, D), best.
 
-    Values may be NaN.
+    `fill`, of a model and rows, gives the rows with their NaN filled in. Values of `x` may be NaN.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(x))
     kept, truth = x[order[50:]], x[order[:50]]
     hidden = (rng.random(truth.shape) < 0.5) & ~np.isnan(truth)
 
-    def error(count: int) -> float:
-        imputer = KNNImputer(n_neighbors=count, weights="distance").fit(kept)
-        return float(np.abs(imputer.transform(np.where(hidden, np.nan, truth)) - truth)[hidden].mean())
+    def error(fit: Callable[[np.ndarray], Any]) -> float:
+        filled = fill(fit(kept), np.where(hidden, np.nan, truth))
+        return float(np.abs(filled - truth)[hidden].mean())
 
-    return KNNImputer(n_neighbors=min(counts, key=error), weights="distance").fit(x)
+    return min(fits, key=error)(x)
+
+
+def nearest_rows(x: np.ndarray, counts: Iterable[int], seed: int) -> KNNImputer:
+    """KNNImputer, its number of neighbours by :func:`best_at_filling`; values may be NaN."""
+    fits = [KNNImputer(n_neighbors=count, weights="distance").fit for count in counts]
+    return best_at_filling(x, fits, KNNImputer.transform, seed)
 
 
 def shrinkage_of(x: np.ndarray) -> float:
@@ -212,25 +220,10 @@ def shrinkage_of(x: np.ndarray) -> float:
 
 
 class NearestNormal:
-    """For every row a normal of the training rows nearest in its observed features, its covariance by Ledoit & Wolf.
+    """For every row a normal of the training rows nearest in its observed features, its covariance by Ledoit & Wolf."""
 
-    The number of rows is the one that fills hidden halves of 50 training rows best.
-    """
-
-    def __init__(self, x: np.ndarray, counts: Iterable[int], seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        order = rng.permutation(len(x))
-        truth = x[order[:50]]
-        hidden = rng.random(truth.shape) < 0.5
-        self._x, self._least_noise = x[order[50:]], 1e-8 * x.var()
-
-        def error(count: int) -> float:
-            self._count = count
-            filled = self.impute(np.where(hidden, np.nan, truth), 0.95)[0]
-            return float(np.abs(filled - truth)[hidden].mean())
-
-        self._count = min(counts, key=error)
-        self._x = x
+    def __init__(self, x: np.ndarray, count: int) -> None:
+        self._x, self._count, self._least_noise = x, count, 1e-8 * x.var()
 
     def impute(self, x: np.ndarray, interval: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Conditional means of NaN entries and the ends of their central intervals, each (n, D)."""
@@ -245,6 +238,12 @@ class NearestNormal:
         loadings = np.sqrt((1.0 - share) / self._count) * (near - mean).T
         noise = max(share * near.var(axis=0).mean(), self._least_noise)
         return LowRankNormal(mean, loadings, noise).impute(row[None], interval)
+
+
+def nearest_normal(x: np.ndarray, counts: Iterable[int], seed: int) -> NearestNormal:
+    """A normal of the nearest rows, their number by :func:`best_at_filling`."""
+    fits = [functools.partial(NearestNormal, count=count) for count in counts]
+    return best_at_filling(x, fits, lambda model, masked: model.impute(masked, 0.95)[0], seed)
 
 
 class PixelProcess:

@@ -246,12 +246,11 @@ def test_normal_of_the_nearest_rows():
     t = rng.uniform(-2.0, 2.0, (300, 1))
     x = np.sin(t * rng.normal(size=8) + rng.uniform(0.0, 6.0, 8)) + 0.02 * rng.normal(size=(300, 8))
     hidden = np.where(rng.random((30, 8)) < 0.5, np.nan, x[270:])
-    everything = rivals.NearestNormal(x[:270], (220,), 0)
-    everything._count = 270
+    everything = rivals.NearestNormal(x[:270], 270)
     dense = rivals.shrunk_gaussian(x[:270])
     for ours, theirs in zip(everything.impute(hidden, 0.9), dense.impute(hidden, 0.9), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-9)
-    local = rivals.NearestNormal(x[:270], (10, 20, 220), 0)
+    local = rivals.nearest_normal(x[:270], (10, 20, 220), 0)
     error = {
         name: np.abs(model.impute(hidden, 0.9)[0] - x[270:]).mean()
         for name, model in {"local": local, "all": everything}.items()

@@ -112,14 +112,16 @@ class Evidence(NamedTuple):
         """
         rows = self.rows
         share = special.softmax(self.mixture.log_densities(rows), axis=0)
-        mixture, count, second = _m_step(rows, share), share.sum(axis=1), _second_moments(rows, share)
+        mixture, count = _m_step(rows, share), share.sum(axis=1)
         density = mixture.log_densities(rows)
 
         def leave_out(node: int) -> None:
             some = np.flatnonzero(share[node] > NEGLIGIBLE)
             own, squared = share[node, some], rows.squared[node, some].astype(np.float64)
             left, noise = count[node] - own, mixture.noise[node]
-            variance = _variance(second[node] - own[:, None] * squared, left, np.full(some.size, noise))
+            # in float64: of a node that one row has nearly to itself, next to nothing is left
+            total = np.einsum("i,ij->j", share[node], rows.squared[node], dtype=np.float64)
+            variance = _variance(total - own[:, None] * squared, left, np.full(some.size, noise))
             known = (rows.num_observed[some] / rows.num_features)[:, None]
 
             def cost(variance: np.ndarray) -> np.ndarray:
@@ -224,14 +226,10 @@ def _m_step(rows: HeldOutStatistics, share: np.ndarray) -> QuickMixture:
     freedom_per_feature = 1.0 - rows.has_direction.sum(axis=1) / rows.num_features
     freedom = freedom_per_feature * (share @ rows.num_observed)
     noise = _noise(rows.nodes, (share * rows.residual).sum(axis=1), freedom)
-    variance = _variance(_second_moments(rows, share), count, noise)
+    second = _matmul(share.astype(rows.squared.dtype)[:, None, :], rows.squared)[:, 0, :]
+    variance = _variance(second, count, noise)
     log_weight = _log_weight(count, share.shape)
     return QuickMixture(rows.nodes, log_weight, noise, variance, rows.has_direction, freedom)
-
-
-def _second_moments(rows: HeldOutStatistics, share: np.ndarray) -> np.ndarray:
-    """Sums of squared coordinates at the nodes, (K', d)."""
-    return _matmul(share.astype(rows.squared.dtype)[:, None, :], rows.squared)[:, 0, :]
 
 
 def _log_weight(count: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
