@@ -283,6 +283,20 @@ class PixelProcess:
         return np.exp(-0.5 * self._squared / length**2) + noise * np.eye(self._mean.size)
 
 
+def _as_few_targets(y: np.ndarray) -> np.ndarray:
+    """Standardised targets, (n, D); those of at most n columns whose marginal likelihood has its maximum at the same.
+
+    That of independent Gaussian processes depends on the targets by their second moments and number alone.
+    """
+    deviation = y.std(axis=0)
+    y = (y - y.mean(axis=0)) / np.where(deviation > 0.0, deviation, 1.0)
+    num_rows, num_targets = y.shape
+    if num_targets <= num_rows:
+        return y
+    left, values, _ = linalg.svd(y, full_matrices=False)
+    return left * values * np.sqrt(num_rows / num_targets)
+
+
 class RowProcess:
     """A Gaussian process from the observed features of a row to its missing ones, fitted anew for every row.
 
@@ -296,10 +310,10 @@ class RowProcess:
         seen = rng.random(x.shape[1]) < 0.5
         some = rng.permutation(len(x))[:num_tuned]
         kernel = ConstantKernel() * RBF(0.5) + ConstantKernel() * DotProduct() + WhiteKernel(0.01)
-        process = GaussianProcessRegressor(kernel, normalize_y=True)
+        process = GaussianProcessRegressor(kernel)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a parameter at its bound is as good as left out
-            self._kernel = process.fit(self._inputs(x[some], seen), x[some][:, ~seen]).kernel_
+            self._kernel = process.fit(self._inputs(x[some], seen), _as_few_targets(x[some][:, ~seen])).kernel_
 
     def impute(self, x: np.ndarray, interval: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Conditional means of NaN entries and the ends of their central intervals, each (n, D)."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sklearn.covariance import ledoit_wolf_shrinkage
 from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import LinearRegression
 
 import geode_jax
@@ -274,6 +275,20 @@ def test_row_process_is_that_of_scikit_learn():
         np.testing.assert_allclose(filled[i, ~seen], mean[0], rtol=1e-6)
         np.testing.assert_allclose((upper - lower)[i, ~seen], 2 * 1.6448536 * deviation[0], rtol=1e-6)
         np.testing.assert_array_equal(filled[i, seen], row[seen])
+
+
+def test_many_targets_have_the_kernel_of_all():
+    """The largest marginal likelihood of thirty targets of eight rows, by eight columns."""
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(8, 2)), rng.normal(size=(8, 2)) @ rng.normal(size=(2, 30)) + 5.0
+    kernel = ConstantKernel() * RBF(1.0) + WhiteKernel(0.5)
+    few = rivals._as_few_targets(targets)
+    assert few.shape == (8, 8)
+    found = GaussianProcessRegressor(kernel).fit(inputs, few)
+    every = GaussianProcessRegressor(kernel, normalize_y=True).fit(inputs, targets)
+    np.testing.assert_allclose(found.kernel_.theta, every.kernel_.theta, atol=1e-3)
+    likelihood = 30 / 8 * found.log_marginal_likelihood_value_
+    np.testing.assert_allclose(likelihood, every.log_marginal_likelihood_value_, rtol=1e-6)
 
 
 @pytest.mark.slow
