@@ -294,8 +294,8 @@ def _on_gpu() -> str:
         f"With an {large['device']} (`python -m benchmarks.gpu`) a sweep of {large['rows']:,} rows takes"
         f" {large['sweep ms']:.1f} ms, and {digits['milliseconds a row']:.1f} ms fill in a row of digits. MNIST by"
         f" class, {images['rows']:,} images, was fitted in {images['fit seconds']:.0f} s. Small data gain nothing"
-        f" before: a first fit of digits took {digits['fit, first']:.0f} s, of which"
-        f" {digits['sampler, again']:.1f} s were the sampler, and the rest stage one, on the CPU, and compilation."
+        f" from a GPU: a first fit of digits took {digits['fit, first']:.0f} s. The sampler took"
+        f" {digits['sampler, again']:.1f} s of it; the rest was stage one, on the CPU, and compilation."
     )
 
 
@@ -356,9 +356,9 @@ def render_results() -> str:
     results = [
         "## Results",
         "",
-        "Lower is better for errors, higher for nats (log density). Seconds, in the median: of fits, and of errors"
-        " with filling in or predicting. [Every table](benchmarks/README.md) behind this, and which of them are older"
-        " than the code.",
+        "Lower is better for errors, higher for nats (log density). Seconds are medians: of the fit, and where the"
+        " score is an error of filling in or predicting too. [Every table](benchmarks/README.md) behind this, and"
+        " which of them are older than the code.",
         "",
         *_summary(IN_README),
     ]
@@ -376,8 +376,8 @@ def render_details() -> str:
         " of the README and this page. Frey faces and MNIST are not ours to redistribute: name their folder with"
         " `--data` or `GEODE_JAX_DATA`. `pip install '.[rivals]'` brings what some experiments measure beside ours.",
         "",
-        "**In short**: the best rival of every task, and ours. Seconds, in the median: of fits, and of errors with"
-        " filling in or predicting.",
+        "**In short**: the best rival of every task, and ours. Seconds are medians: of the fit, and where the score is"
+        " an error of filling in or predicting too.",
         "",
         *_summary(),
         "",
