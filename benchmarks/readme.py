@@ -117,30 +117,27 @@ EXPERIMENTS = (
 )
 
 OLDER = (
-    "**Which tables are older than the code**, by what they were measured without:",
+    "**Which tables are older than the code**, and what they were measured without. Those not named are by today's.",
     "",
-    "- Rows judged without their own part in the variances, where stage one chooses a span: all but the default on the"
-    " flat Swiss roll.",
-    "- Refined cuts (tables of 4 to 50 features): all but those of refined cuts, of columns in different units and of"
-    " other kinds of real data.",
-    "- The prior of the noise by typical rows alone: all but those three, that of this prior, and those on a GPU.",
-    "- Nodes that borrow, cells of five rows and chains of 100 + 100 sweeps: all but those above and those of digits,"
-    " of Frey faces with complete training rows, of whole fits, of the length of chains, of other processes, of"
-    " coverage, of moments, of programs for a GPU, of very many features, of mixing, of the Swiss roll and of the soak."
-    " Frey faces had 200 + 200 sweeps.",
-    "- Missing training values filled in in several rounds, with deviations: that of missing values in training.",
-    "- Filling in by 8 draws a tree: Frey faces. What made filling in faster: its times, and those after whole fits and"
-    " beside other processes.",
+    "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
+    " `frey_missing`, `missing_time`, known dimensions in `dimension`, `mnist --deskew`, `mnist --validate`,"
+    " `smoothness`, `scenarios`, `tree_rows`, `candidates`, `scaling`, `thinning`, `memory`, `stage_one`, `choices`,"
+    " `proofs`, `features_time`, `inclusion`, `truncation`, `literal` and `sweep`. `frey_missing` also lacks the several"
+    " rounds in which missing training values are filled in.",
+    "- The prior of the noise by typical rows: `dimension`, `moments`, `run_length`, `coverage`, `soak`, `whole_fit`,"
+    " `contention`, `compile_time`, `devices`, `processes`, `wide` and `mixing`.",
+    "- Refined cuts, in tables of 4 to 50 features: those of the last line.",
+    "- What made filling in faster: the times of `whole_fit` and `contention`.",
     "",
     "Our fits of digits and of the Swiss roll were timed on a machine about half as quick as that of the rivals of"
-    " digits, and the default's of the flat roll beside tests."
-    " Times of MNIST, the scenarios, real data, stage one's memory, candidate nodes, missing values in training,"
-    " thinning and the length of chains were measured while other programs ran on the machine.",
+    " digits, and the default's of the flat roll beside tests. Times of `mnist --deskew`, `mnist --validate`,"
+    " `scenarios`, `memory`, `candidates`, `frey_missing`, `thinning` and `run_length` were measured while other programs"
+    " ran on the machine.",
 )
 _FRONTS = (
     "**How good, and how long**: no method is better and quicker than those on the line, which `python -m"
     " benchmarks.figures` draws from the tables below. Seconds are of fits, and of filling in where errors are shown;"
-    " those of small tables and of pictures were measured beside other work.\n\n"
+    " those of small tables were measured beside other work.\n\n"
     "![Loss against seconds, of all methods on four kinds of data](../notebooks/fronts.png)"
 )
 _PARABOLA = (

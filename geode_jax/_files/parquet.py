@@ -37,10 +37,8 @@ def blocks_of(file: Any, names: Sequence[str], num_rows: int) -> Iterator[np.nda
 
 def _numbers(column: Any) -> np.ndarray:
     """A column as an array of numbers, if its values are any."""
-    import pyarrow
-
-    if column.null_count and (pyarrow.types.is_boolean(column.type) or pyarrow.types.is_null(column.type)):
-        column = column.cast(pyarrow.float64())  # else an array of objects
+    if column.null_count and str(column.type) in ("bool", "null"):
+        column = column.cast("float64")  # else an array of objects
     return column.to_numpy(zero_copy_only=False)
 
 

@@ -49,12 +49,12 @@ def all_or_nothing(
 
     @functools.wraps(fit)
     def whole(self: Estimator, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Estimator:
-        before = dict(vars(self))
+        before = dict(self.__dict__)
         try:
             return fit(self, *args, **kwargs)
         except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
+            self.__dict__.clear()
+            self.__dict__.update(before)
             raise
 
     return whole
