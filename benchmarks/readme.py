@@ -117,30 +117,27 @@ EXPERIMENTS = (
 )
 
 OLDER = (
-    "**Which tables are older than the code**, by what they were measured without:",
+    "**Which tables are older than the code**, and what they were measured without. Those not named are by today's.",
     "",
-    "- Rows judged without their own part in the variances, where stage one chooses a span: all but the default on the"
-    " flat Swiss roll.",
-    "- Refined cuts (tables of 4 to 50 features): all but those of refined cuts, of columns in different units and of"
-    " other kinds of real data.",
-    "- The prior of the noise by typical rows alone: all but those three, that of this prior, and those on a GPU.",
-    "- Nodes that borrow, cells of five rows and chains of 100 + 100 sweeps: all but those above and those of digits,"
-    " of Frey faces with complete training rows, of whole fits, of the length of chains, of other processes, of"
-    " coverage, of moments, of programs for a GPU, of very many features, of mixing, of the Swiss roll and of the soak."
-    " Frey faces had 200 + 200 sweeps.",
-    "- Missing training values filled in in several rounds, with deviations: that of missing values in training.",
-    "- Filling in by 8 draws a tree: Frey faces. What made filling in faster: its times, and those after whole fits and"
-    " beside other processes.",
+    "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
+    " `frey_missing`, `missing_time`, known dimensions in `dimension`, `mnist --deskew`, `mnist --validate`,"
+    " `smoothness`, `scenarios`, `tree_rows`, `candidates`, `scaling`, `thinning`, `memory`, `stage_one`, `choices`,"
+    " `proofs`, `features_time`, `inclusion`, `truncation`, `literal` and `sweep`. `frey_missing` also lacks the several"
+    " rounds in which missing training values are filled in.",
+    "- The prior of the noise by typical rows: `dimension`, `moments`, `run_length`, `coverage`, `soak`, `whole_fit`,"
+    " `contention`, `compile_time`, `devices`, `processes`, `wide` and `mixing`.",
+    "- Refined cuts, in tables of 4 to 50 features: those of the last line.",
+    "- What made filling in faster: the times of `whole_fit` and `contention`.",
     "",
     "Our fits of digits and of the Swiss roll were timed on a machine about half as quick as that of the rivals of"
-    " digits, and the default's of the flat roll beside tests."
-    " Times of MNIST, the scenarios, real data, stage one's memory, candidate nodes, missing values in training,"
-    " thinning and the length of chains were measured while other programs ran on the machine.",
+    " digits, and the default's of the flat roll beside tests. Times of `mnist --deskew`, `mnist --validate`,"
+    " `scenarios`, `memory`, `candidates`, `frey_missing`, `thinning` and `run_length` were measured while other programs"
+    " ran on the machine.",
 )
 _FRONTS = (
     "**How good, and how long**: no method is better and quicker than those on the line, which `python -m"
     " benchmarks.figures` draws from the tables below. Seconds are of fits, and of filling in where errors are shown;"
-    " those of small tables and of pictures were measured beside other work.\n\n"
+    " those of small tables were measured beside other work.\n\n"
     "![Loss against seconds, of all methods on four kinds of data](../notebooks/fronts.png)"
 )
 _PARABOLA = (
@@ -294,8 +291,8 @@ def _on_gpu() -> str:
         f"With an {large['device']} (`python -m benchmarks.gpu`) a sweep of {large['rows']:,} rows takes"
         f" {large['sweep ms']:.1f} ms, and {digits['milliseconds a row']:.1f} ms fill in a row of digits. MNIST by"
         f" class, {images['rows']:,} images, was fitted in {images['fit seconds']:.0f} s. Small data gain nothing"
-        f" before: a first fit of digits took {digits['fit, first']:.0f} s, of which"
-        f" {digits['sampler, again']:.1f} s were the sampler, and the rest stage one, on the CPU, and compilation."
+        f" from a GPU: a first fit of digits took {digits['fit, first']:.0f} s. The sampler took"
+        f" {digits['sampler, again']:.1f} s of it; the rest was stage one, on the CPU, and compilation."
     )
 
 
@@ -356,9 +353,9 @@ def render_results() -> str:
     results = [
         "## Results",
         "",
-        "Lower is better for errors, higher for nats (log density). Seconds, in the median: of fits, and of errors"
-        " with filling in or predicting. [Every table](benchmarks/README.md) behind this, and which of them are older"
-        " than the code.",
+        "Lower is better for errors, higher for nats (log density). Seconds are medians: of the fit, and where the"
+        " score is an error of filling in or predicting too. [Every table](benchmarks/README.md) behind this, and"
+        " which of them are older than the code.",
         "",
         *_summary(IN_README),
     ]
@@ -376,8 +373,8 @@ def render_details() -> str:
         " of the README and this page. Frey faces and MNIST are not ours to redistribute: name their folder with"
         " `--data` or `GEODE_JAX_DATA`. `pip install '.[rivals]'` brings what some experiments measure beside ours.",
         "",
-        "**In short**: the best rival of every task, and ours. Seconds, in the median: of fits, and of errors with"
-        " filling in or predicting.",
+        "**In short**: the best rival of every task, and ours. Seconds are medians: of the fit, and where the score is"
+        " an error of filling in or predicting too.",
         "",
         *_summary(),
         "",

@@ -97,15 +97,15 @@ def check_columns(X: Any, name: str = "X") -> None:
     Columns of objects pass if all of them are numbers or missing. What is no frame is left to other checks.
     """
     if is_frame(X, "pandas"):
-        kinds = {column: _pandas_kind(X.iloc[:, at], X.dtypes.iloc[at]) for at, column in enumerate(X.columns)}
+        kinds = [(column, _pandas_kind(X.iloc[:, at], X.dtypes.iloc[at])) for at, column in enumerate(X.columns)]
     elif is_frame(X, "polars"):
-        kinds = {
-            column: None if dtype.is_numeric() or str(dtype) in ("Boolean", "Null") else str(dtype)
+        kinds = [
+            (column, None if dtype.is_numeric() or str(dtype) in ("Boolean", "Null") else str(dtype))
             for column, dtype in X.schema.items()
-        }
+        ]
     else:
         return
-    bad = [f"{column!r} ({kind})" for column, kind in kinds.items() if kind is not None]
+    bad = [f"{column!r} ({kind})" for column, kind in kinds if kind is not None]
     if bad:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise TypeError(

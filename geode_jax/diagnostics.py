@@ -85,6 +85,7 @@ def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
 
     With rows X, shape (n, D), for example ten typical ones, it also says whether their log densities have converged.
     """
+    check_instance(posterior, "posterior", Posterior)
     chosen = [f"chosen from the data: {decision}" for decision in posterior.found.decisions]
     return "\n".join([_problems(posterior, X), *chosen])
 

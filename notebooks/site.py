@@ -1,5 +1,6 @@
 """The pages of the site that lie elsewhere in the repository: README, results and changelog (a hook of MkDocs)."""
 
+import posixpath
 import re
 from html import unescape
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import latex2mathml.converter
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -16,24 +18,28 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
 }
-# Links as the pages have them, and as the site does.
-LINKS = {
-    "(../notebooks/": "(",
-    "(notebooks/": "(",
-    "(benchmarks/README.md)": "(results.md)",
-    "(CONTRIBUTING.md)": "(contributing.md)",
-    "(CHANGELOG.md)": "(changelog.md)",
-}
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages, with their links turned."""
+    """Add the pages."""
     for page, source in PAGES.items():
-        content = (ROOT / source).read_text(encoding="utf-8")
-        for link, turned in LINKS.items():
-            content = content.replace(link, turned)
-        files.append(File.generated(config, page, content=content))
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links between files of the repository, turned into links between pages."""
+    own = page.file.src_uri
+    return _LINK.sub(lambda link: _on_site(link[0], own, PAGES.get(own, f"notebooks/{own}")), markdown)
+
+
+def _on_site(link: str, page: str, source: str) -> str:
+    """Where a link of the file `source`, which is this page, leads on the site."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+    pages = {file: name for name, file in PAGES.items()}
+    name = pages.get(target, target.removeprefix("notebooks/") if target.startswith("notebooks/") else None)
+    return link if name is None else posixpath.relpath(name, posixpath.dirname(page))
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -39,6 +39,8 @@ def test_groups_and_coordinates(posterior, data):
     total = np.logaddexp.reduce(likelihood.values.reshape(-1, 5), axis=0) - np.log(60)
     np.testing.assert_allclose(total, geode_jax.log_density(posterior, data[:5]), rtol=1e-4)
     np.testing.assert_array_equal(found["observed_data"]["x"], data[:5])
+    masked = to_arviz(posterior, np.ma.masked_array(data[:5], np.eye(5, 6)))
+    np.testing.assert_array_equal(masked["observed_data"]["x"], np.where(np.eye(5, 6), np.nan, data[:5]))
 
 
 def test_signal_is_alpha_in_data_units(posterior):

@@ -1,10 +1,12 @@
 """Fits that are killed go on where they were, to the same draws bit for bit; those that are interrupted end early."""
 
+import errno
 import json
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from unittest import mock
 
 import equinox as eqx
@@ -14,6 +16,7 @@ import pytest
 from conftest import DICTIONARY, QUICK, SAMPLER
 
 import geode_jax
+from geode_jax._files import checkpoint
 from geode_jax.gibbs import run
 
 OPTIONS = {"dictionary": DICTIONARY, "sampler": SAMPLER}
@@ -64,7 +67,7 @@ def test_only_the_same_fit_goes_on(data, tmp_path):
         (key, data, {**OPTIONS, "prior": geode_jax.Prior(tau_rate=0.1)}),
     ]
     for other_key, x, options in others:
-        with pytest.raises(ValueError, match="another key, other data or other settings"):
+        with pytest.raises(ValueError, match=r"^checkpoint: .*another key, other data or other settings"):
             geode_jax.fit(other_key, x, **options, checkpoint=tmp_path / "of it")
     chains = tmp_path / "of it" / "chains.npz"
     chains.write_bytes(chains.read_bytes()[:1000])
@@ -247,6 +250,27 @@ def test_one_fit_per_folder(data, tmp_path):
     with mock.patch.object(run._Run, "advance", meanwhile), pytest.raises(_PowerCut):
         geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=tmp_path)
     assert geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=tmp_path).num_draws == 30
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_lock", mock.Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
+    assert checkpoint.kept_seed(tmp_path, lambda: 3) == 3
+
+
+def test_the_seed_is_kept_whole_and_by_one_fit_at_a_time(tmp_path, monkeypatch):
+    with checkpoint._locked(tmp_path), pytest.raises(ValueError, match="another fit is using"):
+        checkpoint.kept_seed(tmp_path, lambda: 3)
+
+    def half(path, text):
+        path.write_bytes(text.encode()[:3])
+        raise _PowerCut
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", half)
+        with pytest.raises(_PowerCut):
+            checkpoint.kept_seed(tmp_path, lambda: 3)
+    assert checkpoint.kept_seed(tmp_path, lambda: 4) == 4
+    assert checkpoint.kept_seed(tmp_path, lambda: 5) == 4
 
 
 @pytest.mark.slow

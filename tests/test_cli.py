@@ -272,6 +272,42 @@ def test_an_interrupted_fit_says_what_it_saved(folder, capsys):
     assert not (folder / "none.npz").exists()
 
 
+def test_an_interrupted_fit_with_a_checkpoint_says_where_it_goes_on(folder, capsys):
+    arguments = ["fit", str(folder / "train.csv"), str(folder / "none.npz"), *FIT, "--checkpoint", str(folder / "kept")]
+    with mock.patch.object(_Run, "advance", side_effect=KeyboardInterrupt):
+        assert run(arguments) == 130
+    assert f"goes on from {folder / 'kept'}" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_fit(folder, capsys, monkeypatch):
+    (folder / "taken.npz").mkdir()
+    arguments = ["fit", str(folder / "train.csv"), str(folder / "taken.npz"), *FIT]
+    with mock.patch.object(geode_jax.GeodeDensity, "fit", side_effect=AssertionError):
+        assert run(arguments) == 1
+        assert "expected a regular file to replace" in capsys.readouterr().err
+        monkeypatch.setattr("os.access", lambda *_: False)
+        assert run([*arguments[:2], str(folder / "new.npz"), *FIT]) == 1
+        assert "expected a folder that may be written to" in capsys.readouterr().err
+
+
+def test_empty_lines_are_no_rows(tmp_path):
+    (tmp_path / "x.csv").write_text("\n\na,b\n\n1,2\n\n3,x\n")
+    table = open_table(tmp_path / "x.csv", 1)
+    assert table[:2] == (2, ["a", "b"])
+    np.testing.assert_array_equal(next(table.chunks), [[1, 2]])
+    with pytest.raises(TableError, match="line 7, column 'b'"):
+        next(table.chunks)
+
+
+def test_parquet_columns_with_nothing_or_with_yes_and_no(tmp_path):
+    frame = pd.DataFrame(
+        {"a": pd.array([True, None, False], "boolean"), "b": [None, None, None], "c": [1.0, None, 3.0]}
+    )
+    frame.to_parquet(path := tmp_path / "x.parquet")
+    nan = np.nan
+    np.testing.assert_array_equal(open_table(path, 2).whole(), [[1, nan, 1], [nan, nan, nan], [0, nan, 3]])
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit) as stop:
         run(["--version"])
@@ -297,6 +333,12 @@ def test_some_columns_and_an_index(folder, capsys, data):
         assert len(_read(out)) == 9
         assert "expected different names" in score(path, "--columns", f"{NAMES[0]},{NAMES[0]}")[1]
         assert "found no 'village'" in score(path, "--columns", "village")[1]
+        assert "pass --index" in score(path)[1]
+    kept = numbers[numbers.index % 2 == 0]  # pandas puts the index of such a frame last
+    kept.to_parquet(path := folder / "kept.parquet")
+    assert "an index, '__index_level_0__'" in score(path)[1]
+    assert score(path, "--index") == (0, "")
+    np.testing.assert_array_equal(open_table(path, 4, choice=Choice(has_index=True)).whole(), kept)
     numbers.to_csv(path := folder / "numbered.csv")
     assert "pass --index" in score(path)[1]
     assert score(path, "--index") == (0, "")

@@ -60,10 +60,23 @@ def test_tables_come_out_as_they_went_in(library, data):
     for values in (model.impute(table), *model.impute(table, interval=0.9)):
         assert type(values) is type(table)
         assert values.shape == rows.shape
+        np.testing.assert_array_equal(np.asarray(values)[~np.isnan(rows)], rows[~np.isnan(rows)])
         if library is not None:
             assert list(values.columns) == names
         if library is pd:
             assert list(values.index) == list(table.index)
+
+
+def test_a_square_table_is_not_turned(data):
+    """Values laid out by columns, as those of frames are, of as many rows as columns."""
+    values = np.asfortranarray(data[:6])
+    np.testing.assert_array_equal(like(pl.DataFrame(values, schema=list("abcdef")), values).to_numpy(), values)
+
+
+def test_columns_of_the_same_name_are_all_looked_at():
+    frame = pd.DataFrame([["Rome", 1.0]], columns=["a", "a"])
+    with pytest.raises(TypeError, match="'a'"):
+        check_columns(frame)
 
 
 def test_some_columns():

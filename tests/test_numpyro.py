@@ -90,6 +90,12 @@ def test_nothing_of_the_size_of_the_data_is_collected(forest, finished):
     assert asked.get_extra_fields()["chain.state.node"].shape == (5, 2, 128)
 
 
+def test_posterior_of_a_run_leaves_the_run_as_it_is(finished):
+    kernel, mcmc = finished
+    kernel.posterior(mcmc)
+    assert mcmc.get_samples()["is_active"].dtype == np.int32
+
+
 def test_posterior_of_a_run(finished, data):
     """What comes back serves every function, and adaptation stopped with warm-up."""
     kernel, mcmc = finished

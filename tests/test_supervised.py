@@ -2,18 +2,22 @@
 
 import pickle
 import warnings
+from unittest import mock
 
 import joblib
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import QUICK
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import geode_jax
+from geode_jax.estimators.base import GeodeEstimator
 
 OPTIONS = {"num_trees": 1, "num_warmup": 30, "num_samples": 20, "depth": 1, "max_rank": 3, "random_state": 0}
 
@@ -241,14 +245,42 @@ def _through_joblib(model, folder):
         (
             geode_jax.GeodeClassifier(priors=[1.0]),
             lambda X, y: (X, y > 1e6),
-            "class_probabilities: expected 2 pos",
+            "^priors: expected 2 pos",
         ),
-        (geode_jax.GeodeClassifier(span_rank=0), lambda X, y: (X, y > 1e6), "rank: expected an integer of at least 1"),
+        (geode_jax.GeodeRegressor(), lambda X, y: (X, np.stack([y, y * np.nan], 1)), "^y: .* column 1 is all NaN"),
+        (
+            geode_jax.GeodeClassifier(),
+            lambda X, y: (X, y == y[0]),
+            "^y: expected at least 2 rows .* got 1 of class True",
+        ),
+        (geode_jax.GeodeClassifier(cross_fit=1), lambda X, y: (X, y > 1e6), "^cross_fit: expected an integer of at"),
+        (
+            geode_jax.GeodeClassifier(span_rank=0),
+            lambda X, y: (X, y > 1e6),
+            "^span_rank: expected an integer of at least 1",
+        ),
     ],
 )
 def test_bad_input(linear, model, arguments, message):
     with pytest.raises(ValueError, match=message):
         model.fit(*arguments(linear[0], linear[1][:, 0]))
+
+
+@pytest.mark.parametrize("kind", [geode_jax.GeodeRegressor, geode_jax.GeodeClassifier, geode_jax.GeodeImputer])
+def test_a_fit_that_ends_with_an_error_leaves_the_estimator_as_it_was(kind, linear):
+    """An earlier fit's posterior beside this one's units or labels would answer wrongly."""
+    X, y = linear[0][:90], np.arange(90) % 2
+    model = kind(**QUICK)
+    ended = mock.patch.object(GeodeEstimator, "_fit_key", side_effect=KeyboardInterrupt)
+    with ended, pytest.raises(KeyboardInterrupt):
+        model.fit(X, y)
+    with pytest.raises(NotFittedError):
+        model.predict(X) if hasattr(model, "predict") else model.transform(X)
+    before = vars(model.fit(X, y)).copy()
+    with ended, pytest.raises(KeyboardInterrupt):
+        model.fit(X[:, :2], 7 - 7 * y)
+    assert vars(model).keys() == before.keys()
+    assert all(vars(model)[name] is value for name, value in before.items())
 
 
 def test_a_row_that_shows_nothing(regressor, classifier, linear):

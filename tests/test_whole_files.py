@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from geode_jax._files.archive import write_archive
-from geode_jax._files.whole import written_whole
+from geode_jax._files.whole import _HOST, written_whole
 from geode_jax.cli.tables import TableError, new_table
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="links and permissions as on POSIX systems")
@@ -71,6 +71,9 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path):
 def test_what_dead_processes_left_is_removed(tmp_path):
     dead = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
     for process in (dead, os.getpid()):
-        (tmp_path / f"x.npz.{process}-0123abcd.part").write_bytes(b"half")
+        for host in (_HOST, "another"):
+            (tmp_path / f"x.npz.{host}.{process}-0123abcd.part").write_bytes(b"half")
     write_archive(tmp_path / "x.npz", {}, {})
-    assert {one.name for one in tmp_path.iterdir()} == {"x.npz", f"x.npz.{os.getpid()}-0123abcd.part"}
+    kept = {f"x.npz.{place}-0123abcd.part" for place in (f"{_HOST}.{os.getpid()}", f"another.{os.getpid()}")}
+    kept.add(f"x.npz.another.{dead}-0123abcd.part")  # it may run there
+    assert {one.name for one in tmp_path.iterdir()} == {"x.npz", *kept}

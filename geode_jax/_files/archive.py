@@ -32,26 +32,28 @@ def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], array
         np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **arrays)
 
 
-def read_archive(path: str | os.PathLike[str], kind: str, version: int, writer: str, rebuild: Any) -> Any:
+def read_archive(
+    path: str | os.PathLike[str], kind: str, version: int, writer: str, rebuild: Any, argument: str = "path"
+) -> Any:
     """Read a file of the format `kind` and return ``rebuild(header, arrays)``.
 
-    `writer` names the method that writes such files. Raises ValueError if the file has another format, is of a later
-    version than `version`, or is damaged; OSError if it cannot be read.
+    `writer` names the method that writes such files, and `argument` the argument that named this one. Raises ValueError
+    if the file has another format, is of a later version than `version`, or is damaged; OSError if it cannot be read.
     """
     with open(path, "rb") as stream:
-        return _read(stream, path, kind, version, writer, rebuild)
+        try:
+            return _read(stream, kind, version, rebuild)
+        except Exception as error:  # a damaged file may fail anywhere in zipfile, zlib, NumPy, json and tokenize
+            raise ValueError(f"{argument}: expected a file written by {writer}, got {path!s}: {error}") from error
 
 
-def _read(stream: IO[bytes], path: str | os.PathLike[str], kind: str, version: int, writer: str, rebuild: Any) -> Any:
-    try:
-        with np.load(stream, allow_pickle=False) as file:
-            _check_members(file.zip, stream)
-            header = json.loads(str(file["header"]))
-            arrays = {name: file[name] for name in file.files if name != "header"}
-        check_version(header, kind, version)
-        return rebuild(header, arrays)
-    except Exception as error:  # a damaged file may fail anywhere in zipfile, zlib, NumPy, json and tokenize
-        raise ValueError(f"path: expected a file written by {writer}, got {path!s}: {error}") from error
+def _read(stream: IO[bytes], kind: str, version: int, rebuild: Any) -> Any:
+    with np.load(stream, allow_pickle=False) as file:
+        _check_members(file.zip, stream)
+        header = json.loads(str(file["header"]))
+        arrays = {name: file[name] for name in file.files if name != "header"}
+    check_version(header, kind, version)
+    return rebuild(header, arrays)
 
 
 def _check_members(file: zipfile.ZipFile, stream: IO[bytes]) -> None:

@@ -17,6 +17,7 @@ import jaxlib
 import numpy as np
 
 from geode_jax._files.archive import encode, read_archive, write_archive
+from geode_jax._files.whole import written_whole
 from geode_jax._typing import KeyArray
 from geode_jax._version import __version__
 from geode_jax.rows.processes import Processes
@@ -87,7 +88,7 @@ class Checkpoint:
             self._check(header, name)
             return header["content"], arrays
 
-        return read_archive(path, _FORMAT, _FORMAT_VERSION, "a fit with the argument checkpoint", opened)
+        return read_archive(path, _FORMAT, _FORMAT_VERSION, "a fit", opened, "checkpoint")
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.npz"
@@ -143,14 +144,16 @@ def kept_seed(folder: str | os.PathLike[str] | None, draw: Callable[[], int]) ->
     if folder is None:
         return draw()
     place = _checked(folder) / "seed.json"
-    try:
-        return int(json.loads(place.read_text())["seed"])
-    except FileNotFoundError:
-        seed = draw()
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"checkpoint: expected a seed in {place}, got {error}") from error
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(json.dumps({"seed": seed}))
+    with _locked(place.parent):
+        try:
+            return int(json.loads(place.read_text())["seed"])
+        except FileNotFoundError:
+            seed = draw()
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"checkpoint: expected a seed in {place}, got {error}") from error
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(place) as partial:
+            partial.write_text(json.dumps({"seed": seed}))
     return seed
 
 
@@ -177,8 +180,10 @@ def _locked(folder: Path) -> Iterator[None]:
     with open(folder / "lock", "w") as file:
         try:
             _lock(file)
-        except OSError:
+        except BlockingIOError:
             raise ValueError(f"checkpoint: another fit is using the folder {folder}; give every fit its own") from None
+        except OSError:
+            pass  # a file system without locks, as some of networks are
         yield
 
 

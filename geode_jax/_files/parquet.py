@@ -28,11 +28,25 @@ def blocks_of(file: Any, names: Sequence[str], num_rows: int) -> Iterator[np.nda
     Raises TypeError that names a column without numbers.
     """
     for batch in file.iter_batches(batch_size=num_rows, columns=list(names)):
-        columns = [batch.column(name).to_numpy(zero_copy_only=False) for name in names]
+        columns = [_numbers(batch.column(name)) for name in names]
         for name, column in zip(names, columns, strict=True):
             if column.dtype.kind not in "fiub":
                 raise TypeError(f"column {name!r}: expected numbers, got {column.dtype}")
         yield np.stack([column.astype(np.float64) for column in columns], axis=1)
+
+
+def _numbers(column: Any) -> np.ndarray:
+    """A column as an array of numbers, if its values are any."""
+    if column.null_count and str(column.type) in ("bool", "null"):
+        column = column.cast("float64")  # else an array of objects
+    return column.to_numpy(zero_copy_only=False)
+
+
+def index_columns(file: Any) -> list[str]:
+    """Names of the columns of a file that are the index of the frame that pandas wrote, wherever they stand."""
+    schema = file.schema_arrow
+    told = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
+    return told or [name for name in schema.names if name == INDEX]  # other programs may drop what pandas told
 
 
 def mapped_copy(path: Any) -> np.ndarray:
@@ -44,9 +58,7 @@ def mapped_copy(path: Any) -> np.ndarray:
     file = pyarrow_parquet().ParquetFile(path)
     schema = file.schema_arrow
     names, num_rows = schema.names, file.metadata.num_rows
-    told = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
-    index = told or [name for name in names if name == INDEX]  # other programs may drop what pandas told
-    if index:
+    if index := index_columns(file):
         raise ValueError(f"an index, {index[0]!r}, beside its columns; write it with index=False")
     is_single = all(str(kind) in ("float", "halffloat") for kind in schema.types)
     shape, dtype = (num_rows, len(names)), np.dtype(np.float32 if is_single else np.float64)

@@ -2,11 +2,15 @@
 
 import contextlib
 import os
+import platform
 import re
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+# A part of a file's name that other hosts, and containers, which count processes of their own, do not have.
+_HOST = re.sub(r"[^A-Za-z0-9-]", "-", platform.node())[:40]
 
 
 @contextlib.contextmanager
@@ -24,7 +28,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise OSError(f"expected a regular file to replace, or none, got {os.fspath(path)!s}")
     _remove_orphans(target)
     # several processes may write to the same place, and a user's own file may have any plain name
-    partial = target.with_name(f"{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    partial = target.with_name(f"{target.name}.{_HOST}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         yield partial
         if mode is not None:
@@ -49,8 +53,8 @@ def _flush(path: Path) -> None:
 
 
 def _remove_orphans(target: Path) -> None:
-    """Remove what processes that no longer run began to write for `target`."""
-    pattern = re.compile(re.escape(target.name) + r"\.(\d+)-[0-9a-f]{8}\.part")
+    """Remove what processes of this host that no longer run began to write for `target`."""
+    pattern = re.compile(re.escape(f"{target.name}.{_HOST}") + r"\.(\d+)-[0-9a-f]{8}\.part")
     for path in target.parent.glob("*.part"):
         found = pattern.fullmatch(path.name)
         if found and not _is_running(int(found.group(1))):
@@ -58,7 +62,7 @@ def _remove_orphans(target: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Whether a process runs on this machine; those of other machines count as running where that cannot be told."""
+    """Whether a process runs on this host; yes where that cannot be told."""
     if os.name != "posix":
         return True
     try:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -68,7 +69,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
+        checkpoint = getattr(options, "checkpoint", None)
+        kept = "nothing was written" if checkpoint is None else f"the same command goes on from {checkpoint}"
+        print(f"interrupted: {kept}", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -154,7 +157,11 @@ def _fit(options: argparse.Namespace) -> int:
 def _add_table_format(command: Any) -> None:
     """Arguments that say which columns of a file are the table, and how a text file holds numbers."""
     command.add_argument("--columns", metavar="A,B,...", help="names of the columns to use, in order (default: all)")
-    command.add_argument("--index", action="store_true", help="leave out the first column, which only numbers the rows")
+    command.add_argument(
+        "--index",
+        action="store_true",
+        help="leave out the index: what pandas stored as one in a .parquet file, else the first column",
+    )
     command.add_argument("--delimiter", metavar="C", help="between cells (default: a tab in .tsv files, else a comma)")
     command.add_argument("--decimal", default=".", metavar="C", help="decimal sign in text files (default: a point)")
     command.add_argument(
@@ -167,7 +174,7 @@ def _add_table_format(command: Any) -> None:
 def _table(options: argparse.Namespace, chunk: int, path: Path | None = None) -> Table:
     """The table at `path`, that of the rows if None, in the format that the options state."""
     delimiter = "\t" if options.delimiter == r"\t" else options.delimiter
-    for name, given in (("delimiter", delimiter or ","), ("decimal", options.decimal)):
+    for name, given in (("delimiter", "," if delimiter is None else delimiter), ("decimal", options.decimal)):
         if len(given) != 1:
             raise TableError(f"--{name}: expected one character, got {given!r}")
     columns = None if options.columns is None else tuple(name.strip() for name in options.columns.split(","))
@@ -181,6 +188,10 @@ def _check_place(path: Path) -> None:
     """Check that the model can be saved, before a long fit."""
     if path.suffix.lower() != ".npz" or not path.parent.is_dir():
         raise TableError(f"{path}: expected an .npz file in a folder that exists")
+    if path.exists() and not path.is_file():
+        raise TableError(f"{path}: expected a regular file to replace, or none")
+    if not os.access(path.parent, os.W_OK):
+        raise TableError(f"{path}: expected a folder that may be written to")
 
 
 def _load(path: Path) -> tuple[GeodeDensity, list[str] | None]:

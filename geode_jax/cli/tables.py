@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from geode_jax._files.parquet import INDEX, blocks_of, pyarrow_parquet
+from geode_jax._files.parquet import blocks_of, index_columns, pyarrow_parquet
 from geode_jax._files.whole import written_whole
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".parquet")
@@ -18,9 +18,6 @@ SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".parquet")
 _MISSING = frozenset(
     ["", "?", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none"]  # and what C libraries print for NaN
 ).union(["1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"])
-
-# What pandas calls the index in .csv and .parquet files.
-_NO_NAMES = ("", INDEX)
 
 Write = Callable[[np.ndarray], None]
 
@@ -59,14 +56,18 @@ class TextFormat(NamedTuple):
 class Choice(NamedTuple):
     """Which columns of a file are the table: those of these `names`, in this order (None: all).
 
-    `has_index`: whether the first column numbers or names the rows, and is left out.
+    `has_index`: whether an index, which numbers or names the rows, is left out: the columns that the file says are one,
+    or the first.
     """
 
     names: tuple[str, ...] | None = None
     has_index: bool = False
 
-    def positions(self, names: list[str] | None, width: int, path: Path) -> list[int]:
-        """Positions of the chosen columns among `width`, of these names. Raises TableError where there are none."""
+    def positions(self, names: list[str] | None, width: int, path: Path, told_index: Sequence[str] = ()) -> list[int]:
+        """Positions of the chosen columns among `width`, of these names. Raises TableError where there are none.
+
+        `told_index`: names of the columns that the file says are an index.
+        """
         if self.names is not None:
             if names is None:
                 raise TableError(f"{path}: expected names of columns to choose from, found none; leave out --columns")
@@ -74,13 +75,20 @@ class Choice(NamedTuple):
             if unknown:
                 raise TableError(f"{path}: expected the columns {', '.join(self.names)}, found no {unknown[0]!r}")
             return [names.index(name) for name in self.names]
-        if names is not None and names[0] in _NO_NAMES and not self.has_index:
-            raise TableError(
-                f"{path}: the first column has no name of its own; pass --index if it only numbers the rows"
-            )
-        if self.has_index and width < 2:
+        if not self.has_index:
+            if told_index:
+                raise TableError(
+                    f"{path}: an index, {told_index[0]!r}, beside its columns; pass --index to leave it out"
+                )
+            if names is not None and names[:1] == [""]:
+                raise TableError(
+                    f"{path}: the first column has no name of its own; pass --index if it only numbers the rows"
+                )
+            return list(range(width))
+        index = [names.index(name) for name in told_index] if names is not None and told_index else [0]
+        if width <= len(index):
             raise TableError(f"{path}: expected columns beside the index, found none")
-        return list(range(self.has_index, width))
+        return [at for at in range(width) if at not in index]
 
 
 def open_table(path: Path, chunk: int, text: TextFormat | None = None, choice: Choice | None = None) -> Table:
@@ -153,11 +161,11 @@ def _array_table(array: np.ndarray, path: Path, chunk: int, choice: Choice) -> T
 
 def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Table:
     with open(path, newline="", encoding="utf-8-sig") as file:
-        lines = _lines(file, text)
-        first = next(lines, None)
+        rows = (row for row in _lines(file, text) if row)
+        first = next(rows, None)
         if first is None:
             raise TableError(f"{path}: expected rows, got an empty file")
-        num_lines = 1 + sum(1 for row in lines if row)
+        num_lines = 1 + sum(1 for _ in rows)
     has_names = _has_names(first, path, text)
     names = [cell.strip() for cell in first] if has_names else None
     if names is not None and len(set(names)) < len(names):
@@ -168,12 +176,11 @@ def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Tabl
     def chunks() -> Iterator[np.ndarray]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = _lines(file, text)
+            rows = (row for row in lines if row)
             if has_names:
-                next(lines)
-            rows = (
-                _numbers(row, first, chosen, f"{path}, line {lines.line_num}", has_names, text) for row in lines if row
-            )
-            while part := list(itertools.islice(rows, chunk)):
+                next(rows)
+            numbers = (_numbers(row, first, chosen, f"{path}, line {lines.line_num}", has_names, text) for row in rows)
+            while part := list(itertools.islice(numbers, chunk)):
                 yield np.array(part)
 
     return Table(num_lines - has_names, [names[at] for at in chosen] if names is not None else None, chunks())
@@ -255,7 +262,7 @@ def _numbers(
 def _read_parquet(path: Path, chunk: int, choice: Choice) -> Table:
     file = pyarrow_parquet().ParquetFile(path)
     every = file.schema_arrow.names
-    names = [every[at] for at in choice.positions(every, len(every), path)]
+    names = [every[at] for at in choice.positions(every, len(every), path, index_columns(file))]
     return Table(file.metadata.num_rows, names, blocks_of(file, names, chunk))
 
 

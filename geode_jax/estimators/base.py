@@ -1,8 +1,9 @@
 """What all estimators share: parameters and their conversion to settings, fitting, saving."""
 
+import functools
 import os
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from geode_jax._checks import check_columns, check_dtype
+from geode_jax._checks import check_columns, check_dtype, check_instance, check_integer
 from geode_jax._files.archive import decode, encode, read_archive, write_archive
 from geode_jax._files.checkpoint import kept_seed
 from geode_jax._runtime.jax_settings import jax_settings
@@ -30,9 +31,33 @@ from geode_jax.settings import (
     SamplerSettings,
 )
 
+Estimator = TypeVar("Estimator", bound="GeodeEstimator")
+Arguments = ParamSpec("Arguments")
+
 FLOATS = [np.float64, np.float32]
 _FORMAT = "geode_jax estimator"
 _FORMAT_VERSION = 1
+
+
+def all_or_nothing(
+    fit: Callable[Concatenate[Estimator, Arguments], Estimator],
+) -> Callable[Concatenate[Estimator, Arguments], Estimator]:
+    """A method `fit` that leaves the estimator as it was if it ends with an error, or is interrupted.
+
+    What an earlier fit found would otherwise stay beside a part of what this one did.
+    """
+
+    @functools.wraps(fit)
+    def whole(self: Estimator, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Estimator:
+        before = dict(self.__dict__)
+        try:
+            return fit(self, *args, **kwargs)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    return whole
 
 
 class GeodeEstimator(BaseEstimator):
@@ -165,6 +190,9 @@ class GeodeEstimator(BaseEstimator):
         return fit_forest(self._fit_key(), data, request)
 
     def _dictionary_settings(self) -> DictionarySettings:
+        check_instance(self.feature_noise, "feature_noise", bool)
+        if self.cross_fit is not None:
+            check_integer(self.cross_fit, "cross_fit", 2)
         return DictionarySettings(
             max_rank=self.max_rank,
             depth=self.depth,
@@ -187,10 +215,10 @@ class GeodeEstimator(BaseEstimator):
     def _from_archive(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self.posterior_ = Posterior.from_archive(header, arrays)
 
-    def _fitted(self, X: ArrayLike) -> tuple[Posterior, np.ndarray]:
+    def _fitted(self, X: ArrayLike, name: str = "X") -> tuple[Posterior, np.ndarray]:
         """The posterior, and the rows to predict, checked against the features seen in fit."""
         check_is_fitted(self)
-        check_columns(X)
+        check_columns(X, name)
         return self.posterior_, validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
 
     def _training_rows(self, X: ArrayLike, *y: ArrayLike) -> Any:

@@ -9,10 +9,10 @@ from jax.sharding import Mesh
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from geode_jax._checks import check_instance
+from geode_jax._checks import check_instance, check_integer
 from geode_jax._typing import ArrayLike
-from geode_jax.estimators.base import GeodeEstimator
-from geode_jax.fitting.classes import fit_classes
+from geode_jax.estimators.base import GeodeEstimator, all_or_nothing
+from geode_jax.fitting.classes import check_probabilities, fit_classes
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict.classes import class_log_probabilities
 from geode_jax.settings import DictionarySettings, ExactShrinkage, Prior, PublishedShrinkage, SharedSpan
@@ -135,12 +135,18 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         self.calibrate = calibrate
         self.vote = vote
 
+    @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit to rows X, (n, D), NaN being missing values, with labels y, (n,)."""
         data, y = self._training_rows(X, y)
         check_classification_targets(y)
-        check_instance(self.calibrate, "calibrate", bool)
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        for name in ("calibrate", "vote"):
+            check_instance(getattr(self, name), name, bool)
+        self.classes_, labels, counts = np.unique(y, return_inverse=True, return_counts=True)
+        if counts.min() < 2:
+            label = self.classes_.tolist()[np.argmin(counts)]
+            raise ValueError(f"y: expected at least 2 rows of every class, got {counts.min()} of class {label!r}")
+        check_probabilities(self.priors, counts.size, "priors")
         self.posterior_ = fit_classes(
             self._fit_key(),
             data,
@@ -181,7 +187,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
 
     def _dictionary_settings(self) -> DictionarySettings:
         settings = super()._dictionary_settings()
-        span = None if self.span_rank is None else SharedSpan(self.span_rank)
+        span = None if self.span_rank is None else SharedSpan(check_integer(self.span_rank, "span_rank", 1))
         return dataclasses.replace(settings, shared_span=span)
 
     def _from_archive(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:

@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from geode_jax._checks import check_integer
 from geode_jax._typing import ArrayLike
-from geode_jax.estimators.base import GeodeEstimator
+from geode_jax.estimators.base import GeodeEstimator, all_or_nothing
 from geode_jax.estimators.frames import like
 from geode_jax.predict.api import impute, impute_draws, impute_mean, log_density, sample
 from geode_jax.predict.conformal import p_values, p_values_by_pattern
@@ -87,6 +87,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
 
     _saved = (*GeodeEstimator._saved, "held_out_scores_")
 
+    @all_or_nothing
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Fit to the rows of X, (n, D), NaN being missing values; y is ignored."""
         data = self._training_rows(X)
@@ -132,7 +133,9 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         """
         posterior, data = self._fitted(X)
         if calibration is not None:
-            return p_values_by_pattern(partial(log_density, posterior), data, self._fitted(calibration)[1])
+            return p_values_by_pattern(
+                partial(log_density, posterior), data, self._fitted(calibration, "calibration")[1]
+            )
         if np.isnan(data).any():
             raise ValueError(
                 f"X: expected no missing values without calibration rows, got {np.isnan(data).sum()} NaN; pass"
@@ -162,7 +165,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
             if calibration is not None:
                 raise ValueError("interval: expected the probability of the intervals to calibrate, got None")
             return like(X, impute_mean(*self._fitted(X)))
-        rows = None if calibration is None else self._fitted(calibration)[1]
+        rows = None if calibration is None else self._fitted(calibration, "calibration")[1]
         found = impute(*self._fitted(X), interval=interval, calibration=rows)
         return tuple(like(X, values) for values in found)
 

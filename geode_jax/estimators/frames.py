@@ -18,4 +18,5 @@ def like(X: Any, values: np.ndarray, columns: np.ndarray | None = None) -> Any:
     names = list(X.columns) if columns is None else [X.columns[at] for at in columns]
     if is_frame(X, "pandas"):
         return sys.modules["pandas"].DataFrame(values, index=X.index, columns=names)
-    return sys.modules["polars"].DataFrame(values, schema=names)
+    # said, as polars takes a square array that is laid out by columns for its transpose
+    return sys.modules["polars"].DataFrame(values, schema=names, orient="row")

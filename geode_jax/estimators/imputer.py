@@ -1,7 +1,6 @@
 """Filling in missing values as a step of a pipeline."""
 
 import os
-import warnings
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -9,8 +8,9 @@ from jax.sharding import Mesh
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 
 from geode_jax._checks import check_instance, check_integer
+from geode_jax._runtime.warning import warn_user
 from geode_jax._typing import ArrayLike
-from geode_jax.estimators.base import GeodeEstimator
+from geode_jax.estimators.base import GeodeEstimator, all_or_nothing
 from geode_jax.estimators.frames import like
 from geode_jax.predict.api import Imputation, impute, impute_draws, impute_mean
 from geode_jax.settings import ExactShrinkage, Prior, PublishedShrinkage
@@ -132,6 +132,7 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
         self.add_indicator = add_indicator
         self.keep_empty_features = keep_empty_features
 
+    @all_or_nothing
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Fit to the rows of X, (n, D), NaN being missing values; y is ignored."""
         check_instance(self.add_indicator, "add_indicator", bool)
@@ -144,7 +145,7 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
         if not self.has_values_.all():
             names = getattr(self, "feature_names_in_", np.arange(data.shape[1]))[~self.has_values_].tolist()
             what = "become 0" if self.keep_empty_features else "are left out"
-            warnings.warn(f"X: features without any observed value {what}: {names[:10]}", UserWarning, stacklevel=2)
+            warn_user(f"X: features without any observed value {what}: {names[:10]}", UserWarning)
             data = data[:, self.has_values_]
         self.posterior_ = self._fit_forest(data)[1]
         return self
@@ -174,7 +175,7 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
         calibrated also where whole parts of rows are missing together (see :func:`geode_jax.impute`).
         """
         posterior, data = self._fitted(X)
-        rows = None if calibration is None else self._fitted(calibration)[1][:, self.has_values_]
+        rows = None if calibration is None else self._fitted(calibration, "calibration")[1][:, self.has_values_]
         found = impute(posterior, data[:, self.has_values_], interval=interval, calibration=rows)
         return Imputation(*(like(X, self._with_empty(values, data), self._columns()) for values in found))
 

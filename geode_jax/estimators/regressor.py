@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from geode_jax._checks import check_integer
 from geode_jax._typing import ArrayLike
-from geode_jax.estimators.base import FLOATS, GeodeEstimator
+from geode_jax.estimators.base import FLOATS, GeodeEstimator, all_or_nothing
 from geode_jax.predict.conditional import Conditional, condition
 
 
@@ -84,6 +84,7 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
 
     _saved: ClassVar = (*GeodeEstimator._saved, "y_mean_", "y_scale_", "_y_ndim")
 
+    @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit to rows X, (n, D), and responses y, (n,) or (n, responses)."""
         data = self._training_rows(X)
@@ -95,6 +96,10 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
             responses = column_or_1d(responses, warn=True)[:, None]
             self._y_ndim = 1
         check_consistent_length(data, responses)
+        if (is_empty := np.isnan(responses).all(axis=0)).any():
+            raise ValueError(
+                f"y: expected an observed value of every response, but column {np.flatnonzero(is_empty)[0]} is all NaN"
+            )
         self.y_mean_, self.y_scale_ = _frame(data, responses)
         scaled = ((responses - self.y_mean_) / self.y_scale_).astype(data.dtype)
         joint = np.concatenate([data, scaled], axis=1)

@@ -147,7 +147,9 @@ def fit_classes(
         progress_bar(progress) as show,
     ):
         sizes = _sizes_of_classes(index, processes)
-        log_prior = _check_probabilities(class_probabilities, sizes.sum(axis=0))
+        counts = sizes.sum(axis=0)
+        given = check_probabilities(class_probabilities, counts.size)
+        log_prior = np.log(counts / counts.sum() if given is None else given)
         if kept is not None and not processes.is_alone:
             kept = kept.of_process(processes, [*sizes.ravel().tolist(), *devices])
         rows_of = [np.flatnonzero(index == number) for number in range(sizes.shape[1])]
@@ -200,16 +202,16 @@ def _check_enough(sizes: np.ndarray, num_features: int, processes: Processes) ->
         )
 
 
-def _check_probabilities(probabilities: ArrayLike | None, counts: np.ndarray) -> np.ndarray:
-    """Log class probabilities."""
+def check_probabilities(
+    probabilities: ArrayLike | None, num_classes: int, name: str = "class_probabilities"
+) -> np.ndarray | None:
+    """Class probabilities as numbers, (G,); None if none are given."""
     if probabilities is None:
-        return np.log(counts / counts.sum())
+        return None
     given = np.asarray(probabilities, dtype=np.float64)
-    if given.shape != counts.shape or not (given > 0.0).all() or not np.isclose(given.sum(), 1.0):
-        raise ValueError(
-            f"class_probabilities: expected {counts.size} positive numbers that add up to 1, got {probabilities!r}"
-        )
-    return np.log(given)
+    if given.shape != (num_classes,) or not (given > 0.0).all() or not np.isclose(given.sum(), 1.0):
+        raise ValueError(f"{name}: expected {num_classes} positive numbers that add up to 1, got {probabilities!r}")
+    return given
 
 
 def _common_coordinates(

@@ -62,7 +62,7 @@ class Request(NamedTuple):
             prior=check_instance(given["prior"], "prior", (Prior, None)) or Prior(),
             sampler=sampler,
             dtype=check_dtype(given["dtype"]),
-            progress=given["progress"],
+            progress=check_instance(given["progress"], "progress", bool),
             checkpoint=given["checkpoint"],
             mesh=mesh,
             process_local=check_instance(given.get("process_local", False), "process_local", bool),

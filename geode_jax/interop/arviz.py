@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray
 
-from geode_jax._checks import check_instance, check_integer, check_key
+from geode_jax._checks import check_data, check_instance, check_integer, check_key
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.posterior.posterior import Posterior
@@ -46,13 +46,14 @@ def to_arviz(
     check_instance(posterior, "posterior", Posterior)
     groups = {"posterior": _posterior(posterior), "sample_stats": _sample_stats(posterior)}
     if X is not None:
-        densities = log_density_draws(posterior, X)
+        data = check_data(X, allow_nan=True, num_features=posterior.num_features)
+        densities = log_density_draws(posterior, data)
         averaged = np.logaddexp.reduce(densities, axis=0) - np.log(densities.shape[0])
         groups["log_likelihood"] = _dataset({"x": (("chain", "draw", "row"), averaged)})
-        groups["observed_data"] = xarray.Dataset({"x": (("row", "feature"), np.asarray(X))})
+        groups["observed_data"] = xarray.Dataset({"x": (("row", "feature"), data)})
         if key is not None:
             count = check_integer(num_replications, "num_replications", 1)
-            groups["posterior_predictive"] = _replications(check_key(key), posterior, len(np.asarray(X)), count)
+            groups["posterior_predictive"] = _replications(check_key(key), posterior, len(data), count)
     elif key is not None:
         raise ValueError("X: expected rows to compare new ones with, as a key was given, got None")
     if arviz.__version__.startswith("0."):
@@ -69,7 +70,8 @@ def _replications(key: KeyArray, posterior: Posterior, num_rows: int, count: int
     with jax_settings(posterior.dtype):
         for chain, draw in np.ndindex(*keys.shape):
             one = jax.tree.map(
-                lambda leaf, at=(chain, number[draw]): jnp.asarray(leaf)[:, at[0], at[1], None], posterior.draws
+                lambda leaf, at=(chain, number[draw]): jnp.asarray(np.asarray(leaf)[:, at[0], at[1], None]),
+                posterior.draws,
             )
             row = np.arange(num_rows, dtype=np.int32)
             rows = sample_rows(keys[chain, draw], posterior.dictionary, one, posterior.row_space, row)

@@ -137,7 +137,7 @@ class GeodeKernel(MCMCKernel):
         if mcmc.last_state is None:
             raise ValueError("mcmc: expected a run that has finished, got one that was not started")
         # (C, T, F, ...) to (F, C, T, ...)
-        collected = mcmc.get_samples(group_by_chain=True)
+        collected = dict(mcmc.get_samples(group_by_chain=True))  # the run keeps its own
         collected["is_active"] = collected["is_active"].astype(bool)
         draws = Draw(**{name: jnp.moveaxis(values, 2, 0) for name, values in collected.items()})
         draws = jax.tree.map(np.asarray, draws)
