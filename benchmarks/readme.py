@@ -122,8 +122,8 @@ OLDER = (
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
     " `frey_missing`, `missing_time`, known dimensions in `dimension`, `mnist --deskew`, `mnist --validate`,"
     " `smoothness`, `scenarios`, `tree_rows`, `candidates`, `scaling`, `thinning`, `memory`, `stage_one`, `choices`,"
-    " `proofs`, `features_time`, `inclusion`, `truncation`, `literal` and `sweep`. `frey_missing` also lacks the several"
-    " rounds in which missing training values are filled in.",
+    " `proofs`, `features_time`, `inclusion`, `truncation`, `literal` and `sweep`. `frey_missing` also lacks the"
+    " several rounds in which missing training values are filled in.",
     "- The prior of the noise by typical rows: `dimension`, `moments`, `run_length`, `coverage`, `soak`, `whole_fit`,"
     " `contention`, `compile_time`, `devices`, `processes`, `wide` and `mixing`.",
     "- Refined cuts, in tables of 4 to 50 features: those of the last line.",
@@ -131,8 +131,8 @@ OLDER = (
     "",
     "Our fits of digits and of the Swiss roll were timed on a machine about half as quick as that of the rivals of"
     " digits, and the default's of the flat roll beside tests. Times of `mnist --deskew`, `mnist --validate`,"
-    " `scenarios`, `memory`, `candidates`, `frey_missing`, `thinning` and `run_length` were measured while other programs"
-    " ran on the machine.",
+    " `scenarios`, `memory`, `candidates`, `frey_missing`, `thinning` and `run_length` were measured while other"
+    " programs ran on the machine.",
 )
 _FRONTS = (
     "**How good, and how long**: no method is better and quicker than those on the line, which `python -m"
