@@ -334,7 +334,7 @@ def test_some_columns_and_an_index(folder, capsys, data):
         assert "expected different names" in score(path, "--columns", f"{NAMES[0]},{NAMES[0]}")[1]
         assert "found no 'village'" in score(path, "--columns", "village")[1]
         assert "pass --index" in score(path)[1]
-    kept = numbers[numbers.index % 2 == 0]  # pandas puts the index of such a frame last
+    kept = numbers.iloc[[0, 1, 3, 6]]  # pandas puts the index of such a frame last
     kept.to_parquet(path := folder / "kept.parquet")
     assert "an index, '__index_level_0__'" in score(path)[1]
     assert score(path, "--index") == (0, "")
