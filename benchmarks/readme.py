@@ -117,16 +117,17 @@ EXPERIMENTS = (
 )
 
 OLDER = (
-    "**Which tables are older than the code**, and what they were measured without. Those not named are by today's.",
+    "**Which tables are older than the code**, and what they were measured without. Those not named are by today's, or"
+    " by an earlier one that chooses and draws the same for them.",
     "",
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
-    " `frey_missing`, `missing_time`, `mnist --deskew`, `mnist --validate`,"
-    " `smoothness`, `scenarios`, `tree_rows`, `candidates`, `scaling`, `thinning`, `memory`, `stage_one`,"
+    " `frey_missing`, `missing_time`, `mnist --deskew`, `mnist --validate`, `smoothness`,"
+    " `scenarios`, `tree_rows`, `candidates`, `scaling`, `thinning`, `memory`, `stage_one`,"
     " `proofs`, `features_time`, `inclusion`, `truncation`, `literal` and `sweep`. `frey_missing` also lacks the"
     " several rounds in which missing training values are filled in.",
-    "- The prior of the noise by typical rows: `moments`, `run_length`, `coverage`, `soak`, `whole_fit`,"
-    " `contention`, `compile_time`, `devices`, `processes`, `wide` and `mixing`.",
-    "- Refined cuts, in tables of 4 to 50 features: those of the last line.",
+    "- The prior of the noise by typical rows and, in tables of 4 to 50 features, refined cuts: `moments`,"
+    " `run_length`, `coverage`, `soak`, `whole_fit`, `contention`, `compile_time`, `devices`, `processes`,"
+    " `wide` and `mixing`.",
     "- What made filling in faster: the times of `whole_fit` and `contention`.",
     "",
     "Our fits of digits and of the Swiss roll were timed on a machine about half as quick as that of the rivals of"

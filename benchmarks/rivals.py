@@ -284,9 +284,9 @@ class PixelProcess:
 
 
 def _as_few_targets(y: np.ndarray) -> np.ndarray:
-    """Standardised targets, (n, D); those of at most n columns whose marginal likelihood has its maximum at the same.
+    """Targets, (n, D), standardised; where there are more than n, n others with n/D of their log marginal likelihood.
 
-    That of independent Gaussian processes depends on the targets by their second moments and number alone.
+    That of independent Gaussian processes with one kernel depends on targets Y by Y Y' and their number alone.
     """
     deviation = y.std(axis=0)
     y = (y - y.mean(axis=0)) / np.where(deviation > 0.0, deviation, 1.0)

@@ -18,6 +18,7 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
 }
+PAGE_OF = {source: page for page, source in PAGES.items()}
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")
 
 
@@ -37,8 +38,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def _on_site(link: str, page: str, source: str) -> str:
     """Where a link of the file `source`, which is this page, leads on the site."""
     target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
-    pages = {file: name for name, file in PAGES.items()}
-    name = pages.get(target, target.removeprefix("notebooks/") if target.startswith("notebooks/") else None)
+    name = PAGE_OF.get(target, target.removeprefix("notebooks/") if target.startswith("notebooks/") else None)
     return link if name is None else posixpath.relpath(name, posixpath.dirname(page))
 
 

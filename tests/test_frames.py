@@ -65,6 +65,9 @@ def test_tables_come_out_as_they_went_in(library, data):
             assert list(values.columns) == names
         if library is pd:
             assert list(values.index) == list(table.index)
+    if library is not None:
+        with pytest.raises(TypeError, match=r"^calibration: expected columns of numbers, got 'city'"):
+            model.impute(table, interval=0.9, calibration=library.DataFrame({"city": ["Rome"]}))
 
 
 def test_a_square_table_is_not_turned(data):

@@ -266,6 +266,20 @@ def test_bad_input(linear, model, arguments, message):
         model.fit(*arguments(linear[0], linear[1][:, 0]))
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        geode_jax.GeodeClassifier(feature_noise=geode_jax.FeatureNoise()),
+        geode_jax.GeodeClassifier(vote="no"),
+        geode_jax.GeodeClassifier(progress="no"),
+    ],
+    ids=["feature_noise", "vote", "progress"],
+)
+def test_what_is_neither_true_nor_false_is_refused(linear, model, request):
+    with pytest.raises(TypeError, match=f"^{request.node.callspec.id}: expected bool"):
+        model.fit(linear[0][:90], np.arange(90) % 2)
+
+
 @pytest.mark.parametrize("kind", [geode_jax.GeodeRegressor, geode_jax.GeodeClassifier, geode_jax.GeodeImputer])
 def test_a_fit_that_ends_with_an_error_leaves_the_estimator_as_it_was(kind, linear):
     """An earlier fit's posterior beside this one's units or labels would answer wrongly."""

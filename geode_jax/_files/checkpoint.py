@@ -183,7 +183,7 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise ValueError(f"checkpoint: another fit is using the folder {folder}; give every fit its own") from None
         except OSError:
-            pass  # a file system without locks, as some of networks are
+            pass  # a file system without locks, as some network file systems are
         yield
 
 

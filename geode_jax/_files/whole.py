@@ -21,11 +21,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     replaced. Permissions of an existing file are kept. Raises OSError if `path` exists and is no regular file.
     """
     target = Path(os.path.realpath(path))
-    mode = None
-    if target.exists():
-        mode = target.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise OSError(f"expected a regular file to replace, or none, got {os.fspath(path)!s}")
+    mode = mode_of_replaced(path)
     _remove_orphans(target)
     # several processes may write to the same place, and a user's own file may have any plain name
     partial = target.with_name(f"{target.name}.{_HOST}.{os.getpid()}-{secrets.token_hex(4)}.part")
@@ -38,6 +34,16 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         _flush(target.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def mode_of_replaced(path: str | os.PathLike[str]) -> int | None:
+    """Mode of the file that a new one would replace, None without one. Raises OSError if it is no regular file."""
+    if not os.path.exists(path):
+        return None
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        raise OSError(f"expected a regular file to replace, or none, got {os.fspath(path)!s}")
+    return mode
 
 
 def _flush(path: Path) -> None:

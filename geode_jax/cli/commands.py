@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from geode_jax._files.whole import mode_of_replaced
 from geode_jax._version import __version__
 from geode_jax.cli.tables import Choice, Table, TableError, TextFormat, new_table, open_table
 from geode_jax.demo import digits
@@ -188,8 +189,7 @@ def _check_place(path: Path) -> None:
     """Check that the model can be saved, before a long fit."""
     if path.suffix.lower() != ".npz" or not path.parent.is_dir():
         raise TableError(f"{path}: expected an .npz file in a folder that exists")
-    if path.exists() and not path.is_file():
-        raise TableError(f"{path}: expected a regular file to replace, or none")
+    mode_of_replaced(path)
     if not os.access(path.parent, os.W_OK):
         raise TableError(f"{path}: expected a folder that may be written to")
 
