@@ -158,8 +158,8 @@ def _real_table(rows: list[dict[str, Any]]) -> list[str]:
     """Real data: a line for each, a column for each method."""
     lines = [
         "**Intrinsic dimension of real data** (the same command): ours counts the directions along which a cell's rows"
-        " vary by more than the noise, which is many where variances fall slowly; where there are more than allowed it"
-        " says so. The sheet has two dimensions, and bends within its cells.",
+        " vary by more than the noise, and by more than 5% of their largest variance; where there are more than allowed"
+        " it says so. The sheet has two dimensions, and bends within its cells.",
         "",
     ]
     methods = ["GEODE", *RIVALS]

@@ -34,7 +34,8 @@ class FeatureNoise:
     `num_rounds` times, with geometric mean 1. They are shrunk towards each other as far as their differences are
     estimation errors (empirical Bayes), and are at least `floor` times their mean, which is what a constant or nearly
     constant feature gets. If held-out rows show that features are in different units, each feature is first divided by
-    its standard deviation.
+    its own unit: the root of its mean fourth power over three times its mean square, which is the standard deviation of
+    a normal one.
     """
 
     num_rounds: int = 3
@@ -70,7 +71,7 @@ class NoiseCovariance:
     along them; both are learned without the rows that they are judged on (`learning/noise_covariance.py`). The
     covariance is used if it improves the cross-fitted likelihood: where features correlate beyond a few directions, as
     neighbouring pixels do. It is not tried with more than `max_features` features, as its cost grows with the cube of
-    their number; with more than twice as many features as rows; with missing features in training rows; without
+    their number; with at least twice as many features as rows; with missing features in training rows; without
     `cross_fit`; and in :func:`geode_jax.fit_classes`.
     """
 
@@ -334,6 +335,7 @@ class RankAdaptation:
     def __post_init__(self) -> None:
         check_number(self.tolerance, "tolerance", above=0.0, below=1.0)
         for name in ("intercept", "slope"):
+            check_number(getattr(self, name), name, above=-np.inf)
             if not getattr(self, name) <= 0.0:
                 raise ValueError(f"{name}: expected a number of at most 0, got {getattr(self, name)!r}")
 

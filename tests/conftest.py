@@ -52,7 +52,7 @@ from jaxtyping import install_import_hook  # noqa: E402  (after the flags)
 _PACKAGE = Path(__file__).parent.parent / "geode_jax"
 _BOUNDARY = ("_checks", "cli", "demo", "diagnostics", "estimators", "fitting", "interop", "settings", "truncation")
 _BOUNDARY += ("_files.checkpoint", "forest.learn", "posterior", "predict.api", "predict.classes", "predict.conditional")
-_BOUNDARY += ("predict.dimension", "predict.rows")
+_BOUNDARY += ("predict.dimension", "predict.held_out", "predict.rows")
 _HAS_SHAPES = re.compile(r"\b(Bool|Float|Int|Shaped)\[")
 _SHAPED = [path for path in sorted(_PACKAGE.rglob("*.py")) if _HAS_SHAPES.search(path.read_text())]
 _MODULES = [".".join(path.relative_to(_PACKAGE).with_suffix("").parts) for path in _SHAPED]

@@ -66,6 +66,12 @@ def test_replicated_data_are_what_plot_ppc_takes(posterior, data):
         arviz.plot_ppc(found, flatten=["row"], backend_kwargs={"squeeze": True})
     with pytest.raises(ValueError, match="X: expected rows to compare new ones with"):
         to_arviz(posterior, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="num_replications: expected an integer of at least 1, got 0"):
+        to_arviz(posterior, data, jax.random.key(0), num_replications=0)
+    key = jax.random.key(0)
+    with jax.threefry_partitionable(False):
+        other = to_arviz(posterior, data[:40], key, num_replications=10)
+    xarray.testing.assert_equal(found["posterior_predictive"]["x"], other["posterior_predictive"]["x"])
 
 
 def test_replicated_data_are_of_one_draw_each(posterior, data):

@@ -101,6 +101,12 @@ SETTING_CASES = {
         ValueError,
         "slope: expected a number of at most 0, got 1",
     ),
+    "slope text": (
+        lambda: geode_jax.RankAdaptation(slope="a"),
+        TypeError,
+        "slope: expected a number, got 'a'",
+    ),
+    "intercept -inf": (lambda: geode_jax.RankAdaptation(intercept=-np.inf), ValueError, r"intercept: .* got -inf"),
     "no candidates": (lambda: geode_jax.MissingRows(num_candidates=0), ValueError, "num_candidates: .* least 1, got 0"),
     "groups 1.5": (
         lambda: geode_jax.MissingRows(num_groups=1.5),
@@ -118,6 +124,21 @@ SETTING_CASES = {
     "several keys": (lambda: geode_jax.fit(jax.random.split(KEY), X), ValueError, r"key: .* an array of \(2,\) keys"),
     "dtype float16": (lambda: geode_jax.fit(KEY, X, dtype="float16"), ValueError, "dtype: expected float32 or float64"),
     "dtype text": (lambda: geode_jax.fit(KEY, X, dtype="nonsense"), ValueError, "dtype: expected float32 or float64"),
+    "progress of stage one": (
+        lambda: geode_jax.learn_forest(KEY, X, progress="no"),
+        TypeError,
+        "progress: expected bool, got 'no'",
+    ),
+    "calibrate text": (
+        lambda: geode_jax.fit_classes(KEY, X, np.arange(8) % 2, calibrate="no"),
+        TypeError,
+        "calibrate: expected bool, got 'no'",
+    ),
+    "probabilities of text": (
+        lambda: geode_jax.fit_classes(KEY, X, np.arange(8) % 2, class_probabilities=["a", "b"]),
+        ValueError,
+        r"class_probabilities: expected 2 positive numbers that add up to 1, got \['a', 'b'\]",
+    ),
     "settings dict": (
         lambda: geode_jax.fit(KEY, X, sampler={}),
         TypeError,
@@ -176,7 +197,9 @@ def test_calls(fitted, case):
         call(fitted)
 
 
-def test_not_a_posterior():
+def test_not_a_posterior(fitted):
+    with pytest.raises(TypeError, match="forest: expected Forest, got Posterior"):
+        geode_jax.held_out_log_density(fitted, fitted)
     with pytest.raises(TypeError, match=r"posterior: expected Posterior, got .* of type int"):
         geode_jax.log_density(3, X)
 

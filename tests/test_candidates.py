@@ -162,6 +162,7 @@ def test_lost_mass_is_what_the_other_nodes_would_have(forests):
     np.testing.assert_allclose(posterior.lost_mass, lost, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_on_the_way_to_a_file(forests, data, tmp_path):
     few = forests[1]
     again = Forest.from_archive(*few.to_archive())
@@ -262,6 +263,7 @@ def test_default_keeps_statistics_within_memory():
     assert candidates(300, 50) == (31, 4)  # all nodes of a small tree
     assert candidates(1000, 50) == (16, 6)
     assert candidates(1000, 50, num_candidates=999)[0] == 127
+    assert candidates(1000, 1) == (127, 6)  # of one feature all
     assert candidates(100_000, 784) == (8, 7)  # more do not fit at 100 directions
     assert candidates(10_000_000, 784)[0] == 8
     with pytest.raises(ValueError, match="num_candidates: expected an integer of at least 1, got 0"):

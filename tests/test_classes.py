@@ -14,6 +14,7 @@ from scipy import special
 import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
 from geode_jax.fitting import classes, memory
+from geode_jax.predict.distance import in_float64
 
 SAMPLER = SamplerSettings(num_warmup=30, num_samples=20, segment_length=10)
 SETTINGS = DictionarySettings(num_trees=2, max_rank=2, depth=1, shared_span=SharedSpan(4))
@@ -117,6 +118,17 @@ def test_few_candidates_hold_the_mass(reduced, test):
     few = geode_jax.class_log_densities(reduced, hidden, num_candidates=2)
     assert (few <= all_nodes + 1e-3).all()
     assert np.median(all_nodes - few) < 0.05
+
+
+@pytest.mark.parametrize("reduced", ["float32"], indirect=True)
+def test_little_noise_outside_the_common_coordinates(reduced, test):
+    """Signals of 1e6 times the noise and more are told from it, in float32 too."""
+    hidden = np.where(np.random.default_rng(0).random(test[0].shape) < 0.4, np.nan, test[0])
+    for share in (1e-8, 1e-10):
+        outside = reduced.reduction._replace(noise=np.asarray(share * reduced.reduction.noise))
+        quiet = dataclasses.replace(reduced, reduction=outside)
+        found, precise = (geode_jax.class_log_densities(one, hidden) for one in (quiet, in_float64(quiet)))
+        np.testing.assert_allclose(found, precise, rtol=1e-5, atol=1e-2)
 
 
 def test_probabilities(reduced, test):
@@ -244,6 +256,8 @@ def test_bad_rows(reduced):
         geode_jax.class_log_densities(reduced, np.zeros((2, 4)))
     with pytest.raises(TypeError, match="posterior: expected ClassPosterior"):
         geode_jax.class_log_densities("model", np.zeros((2, 4)))
+    with pytest.raises(TypeError, match="vote: expected bool, got 'no'"):
+        geode_jax.class_log_probabilities(reduced, np.zeros((2, 10)), vote="no")
 
 
 @pytest.mark.slow

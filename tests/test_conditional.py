@@ -37,6 +37,7 @@ def test_one_tree_log_prob_is_joint_less_marginal(posterior, rows):
     np.testing.assert_allclose(found, joint - marginal, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 @ANY_NOISE_SLOW
 def test_log_prob_integrates_to_the_quantiles_and_the_mean(posterior, data):
     """One missing feature: the density on a grid has mass 1, its mean, and a level's mass below its quantile.
@@ -146,12 +147,23 @@ def test_complete_rows_are_points(posterior, rows):
     assert (complete.log_prob(rows) == 0).all()
 
 
+def test_rows_may_be_filled_in_place(posterior, rows):
+    """What is asked later is of the rows as they were given."""
+    given = np.where(SEEN, rows, np.nan)
+    kept, changed = (geode_jax.condition(posterior, one) for one in (given.copy(), given))
+    given[:, ~SEEN] = changed.mean()[:, ~SEEN]
+    np.testing.assert_array_equal(changed.std(), kept.std())
+    assert (changed.std()[:, ~SEEN] > 0).all()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda c, x: c.quantile(1.0), r"level: expected a number in \(0, 1\), got 1"),
         (lambda c, x: c.interval(95), r"probability: expected a number in \(0, 1\), got 95"),
-        (lambda c, x: c.log_prob(x[:1]), r"values: expected shape \(7, 6\) as the rows, got \(1, 6\)"),
+        (lambda c, x: c.quantile([]), r"level: expected one or more numbers in \(0, 1\), got none"),
+        (lambda c, x: c.log_prob(x[:1]), r"values: expected shape \(7, 6\), rows and features .*, got \(1, 6\)"),
+        (lambda c, x: c.marginal([0]).log_prob(x), r"values: expected shape \(7, 1\), .* got \(7, 6\)"),
         (lambda c, x: c.log_prob(np.full_like(x, np.nan)), "values: expected a number wherever the rows have"),
         (lambda c, x: c.log_prob(np.where(SEEN, x, np.nan)), "values: expected a number wherever the rows have a miss"),
         (lambda c, x: c.marginal([6]), r"features: expected different indices below 6, got \[6\]"),

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import DICTIONARY, QUICK, SAMPLER
+from jax.sharding import Mesh
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, ShuffleSplit
+from sklearn.model_selection import GridSearchCV, ShuffleSplit, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -67,6 +68,16 @@ def test_clone_pickle_and_pipeline(model, data):
     assert np.isfinite(pipeline.score_samples(data)).all()
 
 
+def test_a_clone_shares_the_devices(data):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("rows",))
+    model = geode_jax.GeodeDensity(**QUICK, mesh=mesh)
+    assert clone(model).mesh is mesh
+    assert clone(model).get_params() == model.get_params()
+    scores = cross_val_score(model, data, cv=ShuffleSplit(1, test_size=0.2, random_state=0))
+    assert np.isfinite(scores).all()
+    assert not hasattr(clone(model.fit(data)), "posterior_")
+
+
 def test_grid_search(data):
     splits = ShuffleSplit(2, test_size=0.2, random_state=0)
     search = GridSearchCV(geode_jax.GeodeDensity(**QUICK), {"max_rank": [3]}, cv=splits).fit(data)
@@ -111,6 +122,10 @@ def test_errors(model, data):
         geode_jax.GeodeDensity(**QUICK).fit(np.where(data > 60, np.inf, data))
     with pytest.raises(ValueError, match="5 features, but GeodeDensity is expecting 6"):
         model.score_samples(data[:, :5])
+    with pytest.raises(ValueError, match=r"^calibration: calibration has 5 features, but GeodeDensity is expecting 6"):
+        model.novelty(data, calibration=data[:, :5])
+    with pytest.raises(ValueError, match=r"^calibration: Input calibration contains infinity"):
+        model.impute(data, interval=0.9, calibration=np.where(data > 60, np.inf, data))
     with pytest.raises(ValueError, match="max_rank: expected an integer of at least 1, got 0"):
         geode_jax.GeodeDensity(max_rank=0).fit(data)
     with pytest.raises(ValueError, match="n_samples: expected an integer of at least 1, got 0"):

@@ -167,7 +167,7 @@ def test_intrinsic_dimension_of_a_plane():
 
 
 def test_dimension_odds():
-    """Against likelihood ratios row by row; and 40 directions of pure noise are not taken for signal."""
+    """Against likelihood ratios row by row; 40 directions of pure noise are not taken for signal, nor is bending."""
     rng = np.random.default_rng(2)
     tree = tree_from_mask(np.ones(3, bool))
     deviation = np.array([3.0, 1.5, 1.0, 1.0, 1.0])
@@ -180,8 +180,11 @@ def test_dimension_odds():
     available = jnp.ones((3, 5), bool).at[1, 4].set(False)
     found = np.asarray(rank.log_dimension_odds(sums, 2 * jnp.log(jnp.array([5.0, 0.7])), available, tree))
     np.testing.assert_array_equal(found[0], 0.0)  # no rows: the prior
-    free = np.maximum(z.std(axis=0) ** 2 + z.mean(axis=0) ** 2, 0.49) ** 0.5
-    gain = (stats.norm.logpdf(z, scale=free) - stats.norm.logpdf(z, scale=0.7)).sum(axis=0) - 0.5 * np.log(50)
+    mean_square = np.square(z).mean(axis=0)
+    threshold = 0.49 + 0.05 * (mean_square[:4].max() - 0.49)
+    free = np.sqrt(np.maximum(mean_square, threshold))
+    null = np.sqrt(threshold)
+    gain = (stats.norm.logpdf(z, scale=free) - stats.norm.logpdf(z, scale=null)).sum(axis=0) - 0.5 * np.log(50)
     np.testing.assert_allclose(found[1, :5], np.concatenate([[0.0], np.cumsum(gain[:4])]), rtol=1e-4, atol=1e-4)
     assert found[1, 5] == -np.inf
 
@@ -192,6 +195,13 @@ def test_dimension_odds():
     probability = np.asarray(jax.nn.softmax(odds, axis=1))
     assert (probability.argmax(axis=1) == 2).mean() > 0.97
     assert probability[:, 2].mean() > 0.85
+
+    # cells of a bent line, thirty noise variances long and four wide: bending is above the noise, but no dimension
+    t = rng.normal(size=(255, 200))
+    bent = np.stack([np.square(30 * t), np.square(4 / np.sqrt(2) * (t**2 - 1) + rng.normal(size=t.shape))], axis=2)
+    sums = NodeSums(jnp.full(255, 200.0), jnp.zeros(255), jnp.asarray(bent.sum(axis=1), jnp.float32))
+    odds = rank.log_dimension_odds(sums, jnp.zeros(8), jnp.ones((255, 2), bool), tree_from_mask(np.ones(255, bool)))
+    assert (np.asarray(odds).argmax(axis=1) == 1).all()
 
 
 def test_the_sweep_is_traced_once(data, monkeypatch):
@@ -288,6 +298,7 @@ def test_odd_data(case):
     assert np.isfinite(geode_jax.sample(jax.random.key(0), fitted, 5)).all()
 
 
+@pytest.mark.slow
 def test_published_settings(data):
     fitted = geode_jax.fit(
         jax.random.key(0),

@@ -247,7 +247,7 @@ def test_a_round_does_not_fill_a_row_from_its_own_fill(filled, monkeypatch):
     """Fills of fold 0 move; what a round fills these rows with stays, bit for bit."""
     training, plan = filled
     monkeypatch.setattr(fill, "MOST_ROUNDS", 1)
-    fillers = fill._fillers(training)
+    fillers = fill._own_fillers(training)
     moved = np.where(training.is_observed, training.x, _with_moved_fold(training).x)
     with jax_settings(np.float32):
         first, second = (
@@ -263,6 +263,23 @@ def factor_rows():
     """200 rows of 6 features, float32: two factors and noise."""
     rng = np.random.default_rng(0)
     return (rng.normal(size=(200, 2)) @ rng.normal(size=(2, 6)) + 0.3 * rng.normal(size=(200, 6))).astype(np.float32)
+
+
+def test_few_folds_leave_directions_to_fill_by(factor_rows):
+    """With two folds no rows are left without two of them; with three, cells of few rows still have directions."""
+    is_hidden = np.random.default_rng(2).random(factor_rows.shape) < 0.3
+    errors = []
+    for num_folds in (2, 3, 5):
+        plan = Plan.of(dataclasses.replace(DICTIONARY, depth=4, min_cell_size=5), *factor_rows.shape, 190)
+        start = fill_by_soft_impute(np.where(is_hidden, np.nan, factor_rows), ~is_hidden, 3, 3, 0)
+        training = Training(start, 6, np.arange(200) % num_folds, ~is_hidden)
+        with jax_settings(np.float32):
+            found = fill.fill_conditionally(training, plan, [0], lambda *_: None)
+        used = [is_hidden & (training.folds != fold)[:, None] for fold in range(num_folds)]
+        without = [np.abs(x - factor_rows)[own].mean() for x, own in zip(found.without, used, strict=True)]
+        errors.append((np.abs(found.x - factor_rows)[is_hidden].mean(), np.mean(without)))
+    scale = np.abs(factor_rows[is_hidden]).mean()
+    assert np.max(errors) < 0.75 * scale, (errors, scale)
 
 
 def _by_the_first(rng, x):

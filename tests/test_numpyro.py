@@ -140,6 +140,10 @@ def test_bad_arguments(forest, data):
         _mcmc(GeodeKernel(forest), num_chains=1).run(jax.random.key(0), data)
     with pytest.raises(ValueError, match="mcmc: expected a run that has finished"):
         GeodeKernel(forest).posterior(_mcmc(GeodeKernel(forest), num_chains=1))
+    warm = _mcmc(GeodeKernel(forest), num_chains=1)
+    warm.warmup(jax.random.key(0))
+    with pytest.raises(ValueError, match="mcmc: expected a run that has drawn samples, got one that has only warmed"):
+        GeodeKernel(forest).posterior(warm)
     fine = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY, dtype="float64")
     with pytest.raises(ValueError, match="forest: expected float32 while"):
         _mcmc(GeodeKernel(fine), num_chains=1).run(jax.random.key(0))

@@ -41,6 +41,7 @@ def test_no_host_callbacks_no_libraries_no_float64(lowered):
         assert "f64" not in lowered[platform]
 
 
+@pytest.mark.slow
 def test_rows_with_missing_features_factor_matrices_and_no_more(data):
     partial = np.array(data)
     partial[:20, 1] = np.nan

@@ -103,6 +103,20 @@ def test_dictionary_images(ax, posterior):
     np.testing.assert_allclose(np.abs(canvas[:2, 4:7] - canvas[canvas == canvas].mean()).max() > 0, True)
 
 
+def test_bad_dictionary_images(ax, posterior):
+    for arguments, message in (
+        ({"tree": 2, "nodes": [0]}, "tree: expected a number below 2, got 2"),
+        ({"nodes": [0, 500]}, r"nodes: expected different nodes of the tree, got \[500\]"),
+        ({"nodes": [-1]}, r"nodes: expected different nodes of the tree, got \[-1\]"),
+        ({"nodes": [1, 1]}, r"nodes: expected different nodes of the tree, got \[1, 1\]"),
+        ({"nodes": []}, r"nodes: expected different nodes of the tree, got \[\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dictionary_images(ax, posterior, (2, 3), **arguments)
+    with pytest.raises(ValueError, match=r"shape: expected that of 6 pixels, got \(2, 4\)"):
+        dictionary_images(ax, posterior, (2, 4), nodes=[0])
+
+
 def test_interval_reliability(ax, posterior, data):
     hidden = np.random.default_rng(0).random(data.shape) < 0.3
     assert interval_reliability(ax, posterior, data, hidden) is ax

@@ -69,6 +69,7 @@ def test_partial_path_agrees_with_complete_path(posterior, rows):
     np.testing.assert_allclose(np.log(np.trapezoid(density, grid)), marginal[0], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_density_integrates_to_one(data):
     """In two dimensions, on a grid."""
     small = geode_jax.fit(
@@ -439,7 +440,7 @@ def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch)
     assert np.isclose(most[1], every[1], atol=0.02).mean() > 0.9
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("is_shared", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_nodes_in_the_roots_span_are_ranked_by_their_coordinates_there(is_shared):
     """Whitened products of centres and bases that lie in the span are those of their coordinates; the rough density is
     the density."""

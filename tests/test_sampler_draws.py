@@ -321,6 +321,15 @@ def _slice_matrices():
     return matrices, probability
 
 
+def test_tau_has_its_mode_under_a_wide_prior():
+    """Of a prior that lets log tau and the next one's sum to 20, as against the mode written out."""
+    for dtype in ("float32", "float64"):
+        with jax_settings(np.dtype(dtype)):
+            nothing, span = jnp.full(1, -30.0, dtype), jnp.full(1, 20.0, dtype)
+            mode = shrinkage._delta_target(nothing, nothing, span, jnp.ones(1, bool), 1e-4)[1]
+        np.testing.assert_allclose(mode, np.log((1 + np.sqrt(1 + 4e-8 * np.exp(20.0))) / 2e-4), rtol=1e-5)
+
+
 def test_slices_leave_the_conditional_unchanged():
     """The matrix that the draws are compared with is a transition matrix with the right invariant distribution."""
     matrices, probabilities = _slice_matrices()
@@ -392,6 +401,7 @@ def test_planted_bug_is_caught(bug, block):
         assert smallest_p_value(block, np.float32) < LEVEL
 
 
+@pytest.mark.slow
 def test_places_without_rows_change_nothing():
     """Padded statistics, with rubbish in the empty places: same sums, same conditional, and no membership there."""
     dictionary = small.make_dictionary(jnp.float32)

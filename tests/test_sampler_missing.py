@@ -189,6 +189,7 @@ def test_norms_drawn_ahead_are_those_of_the_groups_in_turn():
     assert (np.asarray(wrong[1]) > np.asarray(given[1])).all()
 
 
+@pytest.mark.slow
 def test_norms_drawn_in_several_batches_are_the_same(monkeypatch):
     """What is drawn at once bounds the memory only."""
     state, node = jax.tree.map(lambda leaf: leaf[0], _start(jax.random.key(3)[None]))
@@ -288,6 +289,7 @@ def test_reduced_rows_are_those_of_the_observed_features(is_shared, num_numbers,
         folds = rng.integers(2, size=num_rows)
         candidates = np.stack([rng.choice(5, size=3, replace=False) for _ in range(num_rows)])
         x = rng.normal(size=(num_rows, 5)).astype(dtype)
+        assert group_rows(mask, folds, 10).rows.shape == (8, 3)
         grouping = group_rows(mask, folds, 4)
         assert grouping.is_shared == is_shared
         centres, bases = (

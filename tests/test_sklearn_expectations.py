@@ -130,6 +130,17 @@ def test_nullable_integers(imputer, holes):  # test_imputers_pandas_na_integer_a
     )
 
 
+def test_what_is_missing_in_objects_and_under_masks(imputer, holes):
+    expected, hidden = imputer.transform(holes), np.isnan(holes)
+    masked = np.ma.masked_array(np.where(hidden, -999.0, holes), hidden)
+    np.testing.assert_array_equal(imputer.transform(masked), expected)
+    frame = pd.DataFrame(holes).astype(object).where(~hidden, pd.NA)
+    given = frame.copy()
+    np.testing.assert_array_equal(imputer.transform(frame), expected)
+    pd.testing.assert_frame_equal(frame, given)
+    np.testing.assert_array_equal(GeodeImputer(**QUICK).fit(masked).transform(holes), expected)
+
+
 def test_integers_and_objects(imputer, data):  # test_imputation_constant_integer, test_imputation_constant_object
     whole = np.round(data)
     assert imputer.transform(whole.astype(int)).dtype.kind == "f"

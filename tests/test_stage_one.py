@@ -675,6 +675,28 @@ def test_no_span_where_there_is_none():
     assert found is None or not found.is_taken
 
 
+def test_a_cell_in_one_fold_leaves_nothing_of_it_to_the_span():
+    """Without that fold the cell has no directions, and its parent none of its rows."""
+    x = np.random.default_rng(0).normal(size=(12, 4))
+    folds = np.repeat([0, 1], 6)
+    cells = Partition(1, (np.arange(12), np.arange(6), np.arange(6, 12)))
+    found = learn_subspaces_in_span(x, learn_span(x, folds, 0), cells, SubspaceOptions(2, 0), folds)
+    np.testing.assert_allclose(found.centres[1, 0], x[6:].mean(axis=0))
+    assert found.ranks.tolist() == [2, 0, 0]
+
+
+def test_evidence_of_many_cells_side_by_side(monkeypatch):
+    """Such as one for each class: none is left out as if it were deep in a tree."""
+    monkeypatch.setattr(evidence, "LARGEST_SAMPLE", 100)
+    x = np.random.default_rng(0).normal(size=(600, 4))
+    cells = Partition(0, (np.arange(400), *np.split(np.arange(400, 600), 20)))
+    folds = np.arange(600) % 5
+    training = Training(x, 4, folds)
+    found = cross_fitted_evidence(training, cells, learn_subspaces(x, cells, SubspaceOptions(2, 0), folds))
+    assert found.rows.nodes.tolist() == list(range(21))
+    assert np.isfinite(found.log_likelihood()).all()
+
+
 def test_evidence_tells_learned_from_memorised():
     """With 30 directions per cell of 50 rows most are memorised, which the cross-fitted density shows."""
     x, _ = _flat_sheet()

@@ -88,6 +88,16 @@ def test_one_response_keeps_its_shape(linear):
     np.testing.assert_allclose(constant.predict(X), 7.0, atol=0.2)
 
 
+@pytest.mark.parametrize("unit", [1e200, pytest.param(1e-200, marks=pytest.mark.slow)])
+def test_responses_of_any_size(linear, unit):
+    X, y = linear[0], linear[1][:, 0]
+    model = geode_jax.GeodeRegressor(**OPTIONS).fit(X, y)
+    other = geode_jax.GeodeRegressor(**OPTIONS).fit(X, unit * y)
+    np.testing.assert_allclose(other.y_scale_ / unit, model.y_scale_)
+    np.testing.assert_allclose(other.predict(X) / unit, model.predict(X), rtol=1e-2, atol=1e-2 * y.std())
+    assert geode_jax.GeodeRegressor(**OPTIONS).fit(1e200 * X, y).score(1e200 * X, y) > 0.9
+
+
 @pytest.fixture(scope="module")
 def labelled():
     rng = np.random.default_rng(0)
@@ -188,6 +198,7 @@ def test_features_without_a_value(hidden, tmp_path):
         np.testing.assert_array_equal(loaded.transform(frame), filled)
 
 
+@pytest.mark.slow
 def test_an_imputer_of_an_earlier_version(hidden, tmp_path, monkeypatch):
     """Its file says nothing of empty features: there were none."""
     imputer = geode_jax.GeodeImputer(**OPTIONS).fit(hidden)
@@ -280,7 +291,10 @@ def test_what_is_neither_true_nor_false_is_refused(linear, model, request):
         model.fit(linear[0][:90], np.arange(90) % 2)
 
 
-@pytest.mark.parametrize("kind", [geode_jax.GeodeRegressor, geode_jax.GeodeClassifier, geode_jax.GeodeImputer])
+@pytest.mark.parametrize(
+    "kind",
+    [geode_jax.GeodeRegressor, geode_jax.GeodeImputer, pytest.param(geode_jax.GeodeClassifier, marks=pytest.mark.slow)],
+)
 def test_a_fit_that_ends_with_an_error_leaves_the_estimator_as_it_was(kind, linear):
     """An earlier fit's posterior beside this one's units or labels would answer wrongly."""
     X, y = linear[0][:90], np.arange(90) % 2

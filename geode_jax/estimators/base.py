@@ -1,7 +1,9 @@
 """What all estimators share: parameters and their conversion to settings, fitting, saving."""
 
+import copy
 import functools
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
@@ -17,6 +19,7 @@ from geode_jax._files.archive import decode, encode, read_archive, write_archive
 from geode_jax._files.checkpoint import kept_seed
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, KeyArray
+from geode_jax.estimators.frames import missing_as_nan
 from geode_jax.fitting.single import fit_forest
 from geode_jax.fitting.stages import Request
 from geode_jax.forest.forest import Forest
@@ -172,6 +175,14 @@ class GeodeEstimator(BaseEstimator):
         """Features of the model, of which there may be more than of X."""
         return self.n_features_in_
 
+    def __sklearn_clone__(self) -> Self:
+        """An unfitted estimator with the same parameters; devices cannot be copied, so a mesh is shared."""
+        without = copy.copy(self)
+        without.mesh = None
+        cloned = BaseEstimator.__sklearn_clone__(without)
+        cloned.mesh = self.mesh
+        return cloned
+
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
@@ -219,11 +230,19 @@ class GeodeEstimator(BaseEstimator):
         """The posterior, and the rows to predict, checked against the features seen in fit."""
         check_is_fitted(self)
         check_columns(X, name)
-        return self.posterior_, validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
+        X = missing_as_nan(X)
+        try:
+            data = validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
+        except ValueError as error:
+            if name == "X":
+                raise
+            raise ValueError(f"{name}: " + re.sub(r"\bX\b", name, str(error))) from error
+        return self.posterior_, data
 
     def _training_rows(self, X: ArrayLike, *y: ArrayLike) -> Any:
         """The rows to fit, checked, and with labels `y` these too; the number and names of features are kept."""
         check_columns(X)
+        X = missing_as_nan(X)
         return validate_data(self, X, *y, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
 
     def _fit_key(self) -> KeyArray:

@@ -125,7 +125,8 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         value is ``1 / (1 + known rows)``.
 
         Without `calibration` the known rows are the complete training rows, with their held-out densities
-        (`held_out_scores_`), and X must be complete, as densities of different features cannot be compared.
+        (`held_out_scores_`), and X must be complete, as densities of different features cannot be compared. With
+        ``cross_fit=None`` these densities are too high, and more rows than `level` are flagged: pass `calibration`.
 
         `calibration`: rows (m, D) that were not in the fit. Then X may have NaN: each row is compared with these rows
         with the same features hidden. The p-values are uniform if what is missing does not depend on the row's values.

@@ -1,4 +1,4 @@
-"""The same kind of table out as went in."""
+"""Tables in, with one kind of missing value, and the same kind of table out as went in."""
 
 import sys
 from typing import Any
@@ -6,6 +6,22 @@ from typing import Any
 import numpy as np
 
 from geode_jax._checks import is_frame
+
+
+def missing_as_nan(X: Any) -> Any:
+    """X with NaN for what a masked array hides, and for what is missing in a pandas frame's columns of objects.
+
+    scikit-learn reads what is under the mask, and has no number for pd.NA.
+    """
+    if isinstance(X, np.ma.MaskedArray):
+        return np.ma.filled(X.astype(np.float64), np.nan)
+    places = [at for at, kind in enumerate(X.dtypes) if kind.kind == "O"] if is_frame(X, "pandas") else []
+    if not places:
+        return X
+    numbers = X.copy(deep=False)
+    for at in places:
+        numbers.isetitem(at, X.iloc[:, at].to_numpy(dtype=np.float64, na_value=np.nan))
+    return numbers
 
 
 def like(X: Any, values: np.ndarray, columns: np.ndarray | None = None) -> Any:

@@ -107,7 +107,7 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """Mean of the responses given the observed features, with columns as y in fit.
+        """Mean of the responses given the observed features, (n, responses), or (n,) for a single one.
 
         With `return_std` also the standard deviation of a new response, noise included.
         """
@@ -166,7 +166,7 @@ def _frame(data: np.ndarray, responses: np.ndarray) -> tuple[np.ndarray, np.ndar
 
     The unit is 1 if the response is constant, or if all features are.
     """
-    unit = np.sqrt(np.mean(np.square(_moments(data)[1])))
+    unit = _root_mean_square(_moments(data)[1], 1.0)
     mean, deviation = _moments(responses)
     has_unit = (deviation > 0.0) & (unit > 0.0)
     return mean, np.where(has_unit, deviation / (unit if unit > 0.0 else 1.0), 1.0)
@@ -177,5 +177,12 @@ def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     seen = ~np.isnan(values)
     count = np.maximum(seen.sum(axis=0), 1)
     mean = np.where(seen, values, 0.0).sum(axis=0, dtype=np.float64) / count
-    deviation = np.square(np.where(seen, values - mean, 0.0)).sum(axis=0, dtype=np.float64) / count
-    return mean, np.sqrt(deviation)
+    share = count / values.shape[0]
+    return mean, _root_mean_square(np.where(seen, values - mean, 0.0), share)
+
+
+def _root_mean_square(values: np.ndarray, share: np.ndarray | float) -> np.ndarray:
+    """Of every column of `values`, which are 0 but for this share of the rows; squares are no larger than 1."""
+    largest = np.abs(values).max(axis=0, initial=0.0)
+    over = values / np.where(largest > 0.0, largest, 1.0)
+    return largest * np.sqrt(np.square(over).mean(axis=0, dtype=np.float64) / share)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from geode_jax._checks import check_key
+from geode_jax._checks import check_instance, check_key
 from geode_jax._files.checkpoint import Checkpoint
 from geode_jax._runtime.collectives import lost_processes_are_told
 from geode_jax._runtime.jax_settings import jax_settings
@@ -106,7 +106,8 @@ def fit_classes(
     **Arguments:**
 
     - `key`, `X`, `dictionary`, `prior`, `sampler`, `dtype`, `progress`, `checkpoint`, `mesh`: as in
-      :func:`geode_jax.fit`. If X has NaN, there is no span, and no noise scales of features.
+      :func:`geode_jax.fit`. If X has NaN, there is no span, and no noise scales of features. Rows in files are brought
+      into memory.
     - `labels`: class of each row, (n,), integers 0..G-1, every one of them with at least two rows.
     - `class_probabilities`: (G,), positive; None takes the shares of the rows.
     - `process_local`: X and `labels` hold only the rows of this process, as in :func:`geode_jax.fit`; this process
@@ -119,6 +120,7 @@ def fit_classes(
     Raises TypeError or ValueError naming the argument, and FloatingPointError if sampling became non-finite.
     """
     key = check_key(key)
+    check_instance(calibrate, "calibrate", bool)
     request = Request.checked(
         dictionary=dictionary,
         prior=prior,
@@ -208,7 +210,10 @@ def check_probabilities(
     """Class probabilities as numbers, (G,); None if none are given."""
     if probabilities is None:
         return None
-    given = np.asarray(probabilities, dtype=np.float64)
+    try:
+        given = np.asarray(probabilities, dtype=np.float64)
+    except (TypeError, ValueError):
+        given = np.empty(0)
     if given.shape != (num_classes,) or not (given > 0.0).all() or not np.isclose(given.sum(), 1.0):
         raise ValueError(f"{name}: expected {num_classes} positive numbers that add up to 1, got {probabilities!r}")
     return given

@@ -56,8 +56,8 @@ def fit(
     - `dtype`: float32 (default) or float64, for the dictionary and the sampler, whatever JAX's global setting.
     - `progress`: show a progress bar on standard error.
     - `checkpoint`: a folder for the unfinished fit, created if needed. The state is saved there after stage one and
-      after every segment of the sampler; the same call after a crash resumes from it, and gives the same draws bit for
-      bit. The folder is not deleted: do so when the posterior is saved.
+      after every segment of the sampler; the same call after a crash resumes from it, and gives on a CPU the same draws
+      bit for bit. The folder is not deleted: do so when the posterior is saved.
     - `mesh`: the devices that share the sampler's work, a `jax.sharding.Mesh` with axes among ``trees``, ``chains`` and
       ``rows``. The first two have sizes that divide `num_trees` and `num_chains`. None is JAX's default device. Draws
       are those of one device up to the order of sums. Each device gets only its own part of what the sampler needs of

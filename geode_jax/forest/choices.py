@@ -58,8 +58,8 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
     # the trials may have used the folds of only some rows
     is_whole = judging.folds is training.folds
     if shared is not None:
-        rank = min(rank, shared.bases.shape[2])
         shared = shared if is_whole else learn_whole_span(training, seed, shared.bases.shape[2])
+        rank = min(rank, shared.bases.shape[2])
     elif taken.noise is not None:
         own = (
             taken.noise.covariances

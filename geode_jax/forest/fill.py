@@ -40,6 +40,7 @@ FILL_TREES = 2
 SETTLED, MOST_ROUNDS = 0.0025, 16
 _LARGE_BLOCK = 4096  # rows whose matrices are held at once
 _SYSTEMS = 256  # rows whose systems of equations are solved at once
+# Holdouts, and a table (lines, partial rows) of which one of them fills each row, by number; 0 where none need.
 _Fillers: TypeAlias = tuple[list[Holdout], np.ndarray]
 
 
@@ -52,19 +53,19 @@ def fill_conditionally(training: Training, plan: Plan, seeds: list[int], show: S
     intervals would be too narrow. The first fill and the rounds before the last use all rows, so a dependence through
     these remains.
     """
-    fillers = _fillers(training)
-    training = _settle(training, plan, seeds[0], fillers, part_of(show, 0.0, 0.5))
+    own = _own_fillers(training)
+    training = _settle(training, plan, seeds[0], own, part_of(show, 0.0, 0.5))
+    fillers = [own, *_fillers_without_folds(training)]
     filled = _fill(training, plan, seeds[:FILL_TREES], fillers, part_of(show, 0.5, 1.0))
     return training._replace(x=filled[0], without=filled[1:] or None)
 
 
-def _settle(training: Training, plan: Plan, seed: int, fillers: _Fillers, show: ShowProgress) -> Training:
+def _settle(training: Training, plan: Plan, seed: int, own: _Fillers, show: ShowProgress) -> Training:
     """Rounds of one tree each, every round of another one, until the fills hardly grow."""
-    own = (each_fold(training.folds), fillers[1][:1])
     size = _size(training)
     for number, tree_seed in enumerate(np.random.default_rng(seed).integers(2**31, size=MOST_ROUNDS).tolist()):
         show(number / MOST_ROUNDS, f"round {number + 1}")
-        training = training._replace(x=_fill(training, plan, [tree_seed], own, lambda *_: None)[0])
+        training = training._replace(x=_fill(training, plan, [tree_seed], [own], lambda *_: None)[0])
         before, size = size, _size(training)
         if size <= before + SETTLED:
             break
@@ -87,15 +88,13 @@ def _fill(
     training: Training,
     plan: Plan,
     seeds: list[int],
-    fillers: _Fillers,
+    fillers: list[_Fillers],
     show: ShowProgress,
 ) -> list[np.ndarray]:
     """Rows filled with conditional means, averaged over a tree for every seed, and a deviation under the first tree.
 
-    One array for each line of the table, with the same random numbers. `fillers`: holdouts, and the table of which of
-    them fills each row, as from :func:`_fillers`.
+    One array for each line of the tables, with the same random numbers.
     """
-    holdouts, filler = fillers
     partitions, scales = grow_trees(training, plan, seeds, show)
     scaled = training._replace(x=as_array(View(training.x, scales)))
     max_rank, folds = plan.max_rank, training.folds
@@ -103,26 +102,29 @@ def _fill(
         first = learn_subspaces(scaled.x, partitions[0], plan.subspaces(max_rank, seeds[0]), folds)
         needed = cross_fitted_evidence(scaled, partitions[0], first).needed_rank()
         max_rank = max(plan.least_rank, needed)
-    total = np.zeros((*filler.shape, training.num_features), dtype=training.x.dtype)
     rows = training.partial
+    num_lines = sum(len(table) for _, table in fillers)
+    total = np.zeros((num_lines, rows.size, training.num_features), dtype=training.x.dtype)
     seen = training.mask[rows]
     rng = np.random.default_rng(seeds[0])
     level = rng.random(rows.size, dtype=np.float32)
     normal = rng.standard_normal((rows.size, max_rank), dtype=np.float32)
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         show(0.5 + 0.5 * number / len(seeds), "conditional means")
-        subspaces = learn_subspaces(scaled.x, partition, plan.subspaces(max_rank, seed), folds, holdouts)
-        mixture = fit_quick_mixture(scaled, partition, subspaces)
-        candidates = search_candidates(scaled, rows, partition, subspaces, plan.partial_candidates)
-        for one, by in enumerate(filler):
-            used = np.flatnonzero((by > 0) | (one == 0))
-            if used.size == 0:  # all rows with missing entries are in the fold that is left out
-                continue
-            block = Training(scaled.x[rows[used]], training.num_features, by[used], seen[used])
-            means, drawn = conditional(block, mixture, subspaces, candidates[used], level[used], normal[used])
-            total[one, used] += means
-            if number == 0:
-                total[one, used] += len(partitions) * (drawn - means)
+        line = 0
+        for holdouts, table in fillers:
+            subspaces = learn_subspaces(scaled.x, partition, plan.subspaces(max_rank, seed), folds, holdouts)
+            mixture = fit_quick_mixture(scaled, partition, subspaces)
+            candidates = search_candidates(scaled, rows, partition, subspaces, plan.partial_candidates)
+            for by in table:
+                used = np.flatnonzero((by > 0) | (line == 0))
+                if used.size > 0:  # or all rows with missing entries are in the fold that is left out
+                    block = Training(scaled.x[rows[used]], training.num_features, by[used], seen[used])
+                    means, drawn = conditional(block, mixture, subspaces, candidates[used], level[used], normal[used])
+                    total[line, used] += means
+                    if number == 0:
+                        total[line, used] += len(partitions) * (drawn - means)
+                line += 1
     filled = []
     for means in total / len(partitions) * scales:
         copy = np.array(training.x)
@@ -131,23 +133,33 @@ def _fill(
     return filled
 
 
-def _fillers(training: Training) -> _Fillers:
-    """The holdouts, and a table (1 + num_folds, rows) of which one fills each row, by number.
-
-    The table's first line is for the dictionary of all rows, line 1 + f for that without fold f; there 0 marks a row
-    that this dictionary does not learn from.
-    """
+def _own_fillers(training: Training) -> _Fillers:
+    """For the dictionary of all rows, one line: a row is filled by the dictionary that left its fold out."""
     holdouts = each_fold(training.folds)
-    num_folds = len(holdouts) - 1
-    holdouts += itertools.combinations(range(num_folds), 2)
+    own = np.full(training.partial.size, -1) if training.folds is None else training.folds[training.partial]
+    return holdouts, own[None] + 1
+
+
+def _fillers_without_folds(training: Training) -> list[_Fillers]:
+    """For the dictionaries without a fold, a line for each: a row is filled by one that left out its own fold too.
+
+    They are apart from the others, which would have no more directions than these, of fewer rows. With two folds no
+    rows would be left: there a row is filled by the dictionary without its own fold.
+    """
+    holdouts, table = _own_fillers(training)
+    own, num_folds = table[0] - 1, len(holdouts) - 1
+    if num_folds < 1:
+        return []
+    if num_folds > 2:
+        holdouts += itertools.combinations(range(num_folds), 2)
     number_of = {holdout: number for number, holdout in enumerate(holdouts)}
-    rows = training.partial
-    own = np.full(rows.size, -1) if training.folds is None else training.folds[rows]
-    filler = np.zeros((1 + num_folds, rows.size), dtype=int)
-    filler[0] = own + 1
-    for fold in range(num_folds):
-        filler[1 + fold] = [number_of.get((min(fold, other), max(fold, other)), 0) for other in own]
-    return holdouts, filler
+
+    def filler(fold: int, other: int) -> int:
+        if other in (-1, fold):
+            return 0
+        return number_of.get((min(fold, other), max(fold, other)), 1 + other)
+
+    return [(holdouts, np.array([[filler(fold, other) for other in own.tolist()] for fold in range(num_folds)]))]
 
 
 def conditional(

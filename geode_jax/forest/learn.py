@@ -51,9 +51,11 @@ def learn_forest(
     """Learn trees and dictionaries from the rows of X, shape (n, D): stage one of :func:`geode_jax.fit`.
 
     Use it to sample the same forest more than once, by :func:`geode_jax.sample_posterior` with other priors or
-    settings, or by NumPyro's MCMC. Arguments and errors are those of :func:`geode_jax.fit`.
+    settings, or by NumPyro's MCMC. Arguments and errors are those of :func:`geode_jax.fit`, but X is an array or a
+    frame: no path of files.
     """
     key = check_key(key)
+    check_instance(progress, "progress", bool)
     data = check_training_data(X)
     real = check_dtype(dtype)
     settings = check_instance(dictionary, "dictionary", (DictionarySettings, None)) or DictionarySettings()

@@ -40,6 +40,7 @@ def group_rows(is_observed: np.ndarray, folds: np.ndarray, num_groups: int) -> G
     distinct = np.unique(np.stack([pattern, folds]), axis=1).shape[1]
     is_shared = 2 * distinct <= num_rows
     size = -(-num_rows // num_groups)
+    num_groups = -(-num_rows // size)  # none without rows
     places = np.full(num_groups * size, -1)
     if is_shared:
         places[:num_rows] = np.lexsort((folds, pattern))

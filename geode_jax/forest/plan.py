@@ -181,13 +181,15 @@ class Plan:
     def num_candidates(self, rank: int) -> int:
         """Nodes of each tree that a complete row may belong to, if nodes have `rank` directions.
 
-        By default all of up to 31 nodes, and 16 of more. If the float32 statistics of all trees then take more than 1
+        By default all of up to 31 nodes, and 16 of more; of a single feature all, as without a residual candidates
+        cannot be told. If the float32 statistics of all trees then take more than 1
         GiB, as many as fit in that, but at least 8.
         """
         wanted = self.request.num_candidates
         if wanted is None:
             fitting = CANDIDATE_BYTES // (4 * self.request.num_trees * self.num_rows * rank)
-            most = self.num_nodes if self.num_nodes <= FEW_NODES else MOST_CANDIDATES
+            is_whole = self.num_nodes <= FEW_NODES or rank == self.num_features
+            most = self.num_nodes if is_whole else MOST_CANDIDATES
             wanted = min(most, max(fitting, FEWEST_CANDIDATES))
         return min(wanted, self.num_nodes)
 

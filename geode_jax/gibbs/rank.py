@@ -2,7 +2,7 @@
 
 The paper's removal test compares variances along the directions with each other. Where directions are many or rows are
 few, its tolerance is far below the noise: the number that pass is an upper bound. So the intrinsic dimension that is
-reported compares the variance of the node's rows along a direction with the noise instead.
+reported compares the variance of the node's rows along a direction with the noise, and with the node's largest.
 """
 
 import equinox as eqx
@@ -13,6 +13,10 @@ from geode_jax.math.uniforms import Uniforms
 from geode_jax.model.state import NodeSums, State, running_sum
 from geode_jax.model.tree import Tree
 from geode_jax.settings import RankAdaptation
+
+# A direction counts where its variance above the noise is this share of the node's largest (Fukunaga & Olsen 1971): a
+# cell of a curved set is wider than it is bent.
+COUNTED_SHARE = 0.05
 
 
 def log_variance_shares(state: State) -> Float[Array, "K d"]:
@@ -72,15 +76,17 @@ def log_dimension_odds(
 ) -> Float[Array, "K d1"]:
     """Log posterior odds of every node's intrinsic dimension p = 0..d against 0, given its rows and the noise.
 
-    Under dimension p, the first p directions have free variances above the noise variance, and later ones have the
-    noise variance. For n rows whose mean square along a direction is r times the noise, a free variance gains
-    ``n (r - 1 - log r) / 2`` nats where r > 1, and costs ``log(n) / 2`` (Schwarz's approximation of the Bayes factor;
-    the prior on p is uniform). The rows' statistics should be cross-fitted: in sample, every direction of a small cell
-    passes.
+    Under dimension p, the first p directions have free variances above a threshold, and later ones have the threshold's
+    variance: that of the noise, and `COUNTED_SHARE` of what the node's largest variance is above it. For n rows whose
+    mean square along a direction is r times the threshold, a free variance gains ``n (r - 1 - log r) / 2`` nats where
+    r > 1, and costs ``log(n) / 2`` (Schwarz's approximation of the Bayes factor; the prior on p is uniform). The rows'
+    statistics should be cross-fitted: in sample, every direction of a small cell passes.
     """
     count = sums.count[:, None]
     noise = jnp.exp(log_sigma2)[tree.scale][:, None]
-    ratio = jnp.maximum(sums.squared / (jnp.maximum(count, 1.0) * noise), 1.0)
+    over_noise = jnp.maximum(sums.squared / (jnp.maximum(count, 1.0) * noise), 1.0)
+    largest = jnp.max(jnp.where(is_available, over_noise, 1.0), axis=-1, keepdims=True)
+    ratio = jnp.maximum(over_noise / (1.0 + COUNTED_SHARE * (largest - 1.0)), 1.0)
     gain = 0.5 * count * (ratio - 1.0 - jnp.log(ratio)) - 0.5 * jnp.log(jnp.maximum(count, 1.0))
     is_open = running_sum(jnp.where(is_available, 0.0, 1.0).astype(gain.dtype)) == 0.0
     odds = jnp.where(is_open, running_sum(jnp.where(is_available, gain, 0.0)), -jnp.inf)

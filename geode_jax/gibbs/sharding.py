@@ -7,6 +7,8 @@ is all that a sweep needs from other devices' rows. Random numbers are the same 
 import dataclasses
 import hashlib
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
 
 import equinox as eqx
@@ -245,7 +247,13 @@ def _everywhere(leaf: Array) -> Array:
     """The array replicated on every device, so that every process can read all of it."""
     sharding = leaf.sharding
     assert isinstance(sharding, NamedSharding)
-    return jax.jit(lambda it: it, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))(leaf)
+    return _replicate(NamedSharding(sharding.mesh, PartitionSpec()))(leaf)
+
+
+@cache
+def _replicate(sharding: NamedSharding) -> Callable[[Array], Array]:
+    """One function for each mesh, so that it is compiled once for each shape and not in every segment."""
+    return jax.jit(lambda it: it, out_shardings=sharding)
 
 
 def _pad_partial(partial: PartialRows, num_nodes: int, row_blocks: int) -> PartialRows:

@@ -30,8 +30,8 @@ from geode_jax.model.tree import Tree
 from geode_jax.settings import Prior
 
 # Caps that keep float32 from overflow: on the sum of log tau and the next one's, and on the log of delta_(m-1) times
-# -log u_m. The prior of tau has practically no mass beyond.
-_LARGEST_SPAN, _LARGEST_PULL = 18.0, 60.0
+# -log u_m. The prior of tau has practically no mass beyond, at any `tau_rate` above 1e-8; such a pull keeps tau at 1.
+_LARGEST_SPAN, _LARGEST_PULL = 40.0, 40.0
 
 
 def renew(

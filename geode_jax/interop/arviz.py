@@ -44,6 +44,10 @@ def to_arviz(
     Compare chains within a tree only. Nodes are numbered in heap order; those absent from every tree are left out.
     """
     check_instance(posterior, "posterior", Posterior)
+    if X is None and key is not None:
+        raise ValueError("X: expected rows to compare new ones with, as a key was given, got None")
+    key = None if key is None else check_key(key)
+    count = check_integer(num_replications, "num_replications", 1)
     groups = {"posterior": _posterior(posterior), "sample_stats": _sample_stats(posterior)}
     if X is not None:
         data = check_data(X, allow_nan=True, num_features=posterior.num_features)
@@ -52,10 +56,7 @@ def to_arviz(
         groups["log_likelihood"] = _dataset({"x": (("chain", "draw", "row"), averaged)})
         groups["observed_data"] = xarray.Dataset({"x": (("row", "feature"), data)})
         if key is not None:
-            count = check_integer(num_replications, "num_replications", 1)
-            groups["posterior_predictive"] = _replications(check_key(key), posterior, len(data), count)
-    elif key is not None:
-        raise ValueError("X: expected rows to compare new ones with, as a key was given, got None")
+            groups["posterior_predictive"] = _replications(key, posterior, len(data), count)
     if arviz.__version__.startswith("0."):
         return arviz.InferenceData(**groups)  # type: ignore[arg-type]
     return xarray.DataTree.from_dict(groups)
@@ -65,9 +66,9 @@ def _replications(key: KeyArray, posterior: Posterior, num_rows: int, count: int
     """Rows drawn under one draw at a time: averaged over draws, data sets would look too much alike."""
     num_chains = posterior.num_chains
     number = np.unique(np.linspace(0, posterior.num_draws - 1, count).round().astype(int))
-    keys = jax.random.split(key, (num_chains, number.size))
     values = np.empty((num_chains, number.size, num_rows, posterior.num_features))
     with jax_settings(posterior.dtype):
+        keys = jax.random.split(key, (num_chains, number.size))
         for chain, draw in np.ndindex(*keys.shape):
             one = jax.tree.map(
                 lambda leaf, at=(chain, number[draw]): jnp.asarray(np.asarray(leaf)[:, at[0], at[1], None]),

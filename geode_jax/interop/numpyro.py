@@ -4,6 +4,7 @@ Imported by the user: ``from geode_jax.interop.numpyro import GeodeKernel, Poste
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -31,6 +32,9 @@ from geode_jax.predict.rows import DENSITY_DRAWS
 from geode_jax.predict.samples import sample_rows
 from geode_jax.rows.frame import FARTHEST
 from geode_jax.settings import Prior, SamplerSettings
+
+# Without it float32 products on a GPU would be rounded to ten bits (math/lowrank.py).
+_sum_of_products = partial(jnp.einsum, precision=HIGHEST)
 
 
 class KernelState(NamedTuple):
@@ -136,6 +140,8 @@ class GeodeKernel(MCMCKernel):
         check_instance(mcmc, "mcmc", MCMC)
         if mcmc.last_state is None:
             raise ValueError("mcmc: expected a run that has finished, got one that was not started")
+        if np.max(mcmc.last_state.sweep) <= np.max(mcmc.last_state.num_warmup):
+            raise ValueError("mcmc: expected a run that has drawn samples, got one that has only warmed up")
         # (C, T, F, ...) to (F, C, T, ...)
         collected = dict(mcmc.get_samples(group_by_chain=True))  # the run keeps its own
         collected["is_active"] = collected["is_active"].astype(bool)
@@ -213,7 +219,7 @@ class PosteriorPredictive(Distribution):
     @property
     def mean(self) -> Float[Array, "D"]:
         """Mean of the mixture over trees, draws and nodes."""
-        mean = jnp.einsum("fk,fkc->c", self._node_weights().sum(axis=1), self.dictionary.centres)
+        mean = _sum_of_products("fk,fkc->c", self._node_weights().sum(axis=1), self.dictionary.centres)
         return self.shift + self.scale * self._in_features(mean)
 
     @property
@@ -222,16 +228,16 @@ class PosteriorPredictive(Distribution):
         weights = self._node_weights()
         by_node = weights.sum(axis=1)
         sigma2 = jnp.exp(self.draws.log_sigma2)[:, :, jnp.asarray(self.dictionary.tree.scale)]
-        alpha2 = jnp.einsum("ftk,ftk,ftkm->fkm", weights, sigma2, jnp.expm1(self.draws.neg_log_u))
+        alpha2 = _sum_of_products("ftk,ftk,ftkm->fkm", weights, sigma2, jnp.expm1(self.draws.neg_log_u))
         forest = coloured(self.dictionary, self.root)
-        offset = forest.centres - jnp.einsum("fk,fkc->c", by_node, forest.centres)
+        offset = forest.centres - _sum_of_products("fk,fkc->c", by_node, forest.centres)
         noise = 1.0 if self.root is None else jnp.sum(jnp.square(self.root), axis=0)
         if self.space is None:
-            within = jnp.einsum("fkDm,fkm->D", jnp.square(forest.bases), alpha2)
-            of_nodes = jnp.einsum("fk,fkD->D", by_node, jnp.square(offset)) + within
+            within = _sum_of_products("fkDm,fkm->D", jnp.square(forest.bases), alpha2)
+            of_nodes = _sum_of_products("fk,fkD->D", by_node, jnp.square(offset)) + within
         else:
-            between = jnp.einsum("fk,fkc,fke->ce", by_node, offset, offset, precision=HIGHEST)
-            within = jnp.einsum("fkcm,fkm,fkem->ce", forest.bases, alpha2, forest.bases, precision=HIGHEST)
+            between = _sum_of_products("fk,fkc,fke->ce", by_node, offset, offset)
+            within = _sum_of_products("fkcm,fkm,fkem->ce", forest.bases, alpha2, forest.bases)
             half = self._in_features(between + within)  # (c, D)
             of_nodes = jnp.sum(half[:-1].T * self.space, axis=1)
         return jnp.square(self.scale) * (of_nodes + noise * jnp.sum(weights * sigma2))

@@ -85,6 +85,13 @@ def scale_weights(ax: Axes, posterior: Posterior) -> Axes:
     return ax
 
 
+def _check_tree(posterior: Posterior, tree: int) -> int:
+    tree = check_integer(tree, "tree", 0)
+    if tree >= posterior.num_trees:
+        raise ValueError(f"tree: expected a number below {posterior.num_trees}, got {tree}")
+    return tree
+
+
 def cells(
     ax: Axes, posterior: Posterior, X: ArrayLike | None = None, *, tree: int = 0, features: Sequence[int] = (0, 1)
 ) -> Axes:
@@ -94,9 +101,7 @@ def cells(
     means of log sigma and alpha2 / sigma2. Colour shows the scale, and heavier nodes are more opaque. Nodes with less
     than 0.1% of the weight are left out. Rows of `X` are drawn as points.
     """
-    tree = check_integer(tree, "tree", 0)
-    if tree >= posterior.num_trees:
-        raise ValueError(f"tree: expected a number below {posterior.num_trees}, got {tree}")
+    tree = _check_tree(posterior, tree)
     shown = list(features)
     wanted = 3 if ax.name == "3d" else 2
     if len(shown) != wanted or not all(0 <= feature < posterior.num_features for feature in shown):
@@ -146,9 +151,13 @@ def dictionary_images(
 
     Directions are in the data's units, each rescaled to the range of the centres; mid-grey is 0.
     """
-    absent = [node for node in nodes if not bool(posterior.dictionary.tree.is_present[tree, node])]
-    if absent:
-        raise ValueError(f"nodes: expected present nodes, got {absent}")
+    tree = _check_tree(posterior, tree)
+    is_present = np.asarray(posterior.dictionary.tree.is_present[tree])
+    absent = [node for node in nodes if not (0 <= node < is_present.size and is_present[node])]
+    if absent or len(set(nodes)) < max(1, len(nodes)):
+        raise ValueError(f"nodes: expected different nodes of the tree, got {absent or list(nodes)}")
+    if int(np.prod(shape)) != posterior.num_features:
+        raise ValueError(f"shape: expected that of {posterior.num_features} pixels, got {shape}")
     found = [node_in_features(posterior, tree, node) for node in nodes]
     centres = posterior.shift + posterior.scale * np.stack([centre for centre, _ in found])
     low, high = float(centres.min()), float(centres.max())

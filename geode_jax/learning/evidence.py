@@ -178,7 +178,7 @@ def evidence_of(judged: Training, rows: np.ndarray, partition: Partition, subspa
     `rows`: the indices in the partition of those among them that this process holds.
     """
     nodes = np.flatnonzero(partition.is_present)
-    if partition.cells[0] is not None and partition.size(0) > LARGEST_SAMPLE:
+    if partition.depth > 0 and partition.cells[0] is not None and partition.size(0) > LARGEST_SAMPLE:
         # deeper nodes have too few rows of the sample
         nodes = nodes[_scale_of(nodes) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
     return _fit(judged, rows, partition, subspaces, nodes)

@@ -20,7 +20,7 @@ from geode_jax.learning.subspaces import (
     learn_subspaces,
 )
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.folds import Holdout, each_fold, fold_sizes, kept_rows
+from geode_jax.rows.folds import Holdout, each_fold, fold_sizes
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.products import Products
 from geode_jax.rows.training import Training
@@ -135,12 +135,7 @@ def learn_subspaces_in_span(
     ranks = np.full((num_holdouts, num_nodes), 0, dtype=np.int32)
     for number, (centre, basis, holdout) in enumerate(zip(span.centres, span.bases, holdouts, strict=True)):
         coordinates = _coordinates(x, centre, basis, processes.products)
-        cells = tuple(None if rows is None else rows[kept_rows(rows, folds, [holdout])[0]] for rows in partition.cells)
-        sizes = processes.total(np.array([0 if rows is None else rows.size for rows in cells]))
-        # a cell that the holdout leaves without rows gets a centre, of all its rows, but no directions
-        pairs = zip(sizes.tolist(), cells, partition.cells, strict=True)
-        cells = tuple(whole if size == 0 else rows for size, rows, whole in pairs)
-        found = learn_subspaces(coordinates, Partition.among(processes, partition.depth, cells), options, None)
+        found = learn_subspaces(coordinates, partition, options, folds, [holdout])
         present = np.flatnonzero(partition.is_present)
         centres[number, present] = centre + found.centres[0, present] @ basis.T
         for node in present:  # all at once would take a copy of the largest array

@@ -155,7 +155,7 @@ def move_log_concave(
     `uniforms`: two uniform variables in (0, 1) for each lane.
     More than nine in ten proposals are accepted, whatever `old` is, and no lane waits for another: on a device a
     rejection loop takes several rounds, until its slowest lane is done, and waits for the host in each. `log_factor`,
-    at most 0, is added to -g; the envelope leaves it out. Where the ratio is NaN the proposal is accepted, so that the
+    small, is added to -g; the envelope leaves it out. Where the ratio is NaN the proposal is accepted, so that the
     caller sees it.
     """
     pieces = _envelope(target)

@@ -87,7 +87,7 @@ def log_lower_gamma_at_one(log_delta: Float[Array, "..."]) -> Float[Array, "..."
 
 
 def normaliser_correction(log_delta: Float[Array, "..."]) -> Float[Array, "..."]:
-    """``h = -log gamma(delta + 1, 1) - log delta - 1`` for delta >= 1: below 0.33, and of order 1/delta^2.
+    """``h = -log gamma(delta + 1, 1) - log delta - 1`` for delta >= 1: below 0.34, and of order 1/delta^2.
 
     It equals ``log(1 + 1/delta) - log M`` with M = 1F1(1; delta + 2; 1), whose term k, the inverse of
     ``(delta + 2) (delta + 3) ... (delta + k + 1)``, is below 2/(k + 2)!.

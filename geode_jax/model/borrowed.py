@@ -21,7 +21,8 @@ class Borrowed(eqx.Module):
     """Rows that nodes borrow, and the typical noise of every scale.
 
     `count`: how many rows a node borrows; 0 at the root, and where nothing is borrowed. `squared`: sum of their squared
-    coordinates along each direction, over `noise`. `noise`: the typical noise variance of a scale.
+    coordinates along each direction, over the typical noise variance of the scale. `noise`: that variance, as the prior
+    of a scale's noise counts it: with a feature of unknown noise where there is one (`learning/borrowing.py`).
     """
 
     count: Float[Array, "*batch K"]

@@ -65,8 +65,8 @@ class CandidateStatistics(eqx.Module):
         return self._pick(scores.reshape(self.residual.shape), self.position)
 
     def of_nodes(self, table: Shaped[Array, "K"]) -> Shaped[Array, "M n"]:
-        """A value per node, in the shape of the scores; undefined where there is no candidate."""
-        return jnp.take(table, self.node, mode="clip")
+        """A value per node, in the shape of the scores; -1, or False, where there is no candidate."""
+        return jnp.take(table, self.node, mode="fill", fill_value=False if table.dtype == bool else -1)
 
     def node_at(self, slot: Int[Array, "n"]) -> Int[Array, "n"]:
         """The node at a position along the first axis of the scores."""

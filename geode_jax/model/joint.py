@@ -9,7 +9,8 @@
 
 w rows of a scale's typical noise t_s count in the prior of its noise, and nu borrowed rows in that of a node's u: the
 joint prior of a node's u and tau is multiplied by the product over m of ``u_km^(nu/2) exp(-u_km b_km / 2)``, with b the
-sum of the borrowed rows' squared coordinates over t (model/borrowed.py). With w = nu = 0 it is the paper's.
+sum of the borrowed rows' squared coordinates over the typical noise (model/borrowed.py). With w = nu = 0 it is the
+paper's.
 
 Densities are with respect to z, S, R, u, tau, 1/sigma2 and a_S (Wang, Canale & Dunson, section 2, with the exact
 normaliser of the truncated gamma). The factor of the borrowed rows leaves one constant unknown.

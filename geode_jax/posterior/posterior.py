@@ -155,8 +155,9 @@ class Posterior(eqx.Module):
     def intrinsic_dimension_probabilities(self) -> Float[np.ndarray, "d1"]:
         """Posterior of the intrinsic dimension p = 0..d of a row: how many directions its node needs.
 
-        A node needs a direction if its rows vary along it by more than the noise (see
-        :func:`geode_jax.gibbs.rank.log_dimension_odds`). Averaged over rows, trees, chains and draws.
+        A node needs a direction if its rows vary along it by more than the noise, and by more than 5% of what they vary
+        by along the widest (Fukunaga & Olsen 1971; see :func:`geode_jax.gibbs.rank.log_dimension_odds`). Averaged over
+        rows, trees, chains and draws.
         """
         count = np.asarray(self.draws.count, np.float64)
         total = np.bincount(
@@ -185,7 +186,8 @@ class Posterior(eqx.Module):
     def intrinsic_dimension(self) -> int | None:
         """Posterior mode of the intrinsic dimension; None if it is the most directions that were allowed.
 
-        There may be more then. `Posterior.found.rank_limit` is how many were allowed: `max_rank`, or its default; never
+        There may be more then. A mode at `Posterior.found.rank`, if that is less, means that held-out rows told of no
+        further directions. `Posterior.found.rank_limit` is how many were allowed: `max_rank`, or its default; never
         more than D - 1, as the noise must show too. Files of earlier versions do not say: their mode is returned.
         """
         mode = int(np.argmax(self.intrinsic_dimension_probabilities))

@@ -145,12 +145,12 @@ def impute(
 ) -> Imputation:
     """Fill NaN with its conditional mean given the row's observed entries, with central intervals.
 
-    - `interval`: probability of the intervals.
+    - `interval`: probability of the intervals. The mean of a skewed distribution may lie outside a narrow one.
     - `calibration`: rows (m, D) that were not in the fit, at least ``interval / (1 - interval)`` of them. Without them
       intervals are too narrow where whole parts of rows are missing together. The features that rows of X miss are
       hidden in the calibration rows, and all intervals are widened (or narrowed) by one factor until they contain that
-      share of the hidden values (conformalised quantile regression; Romano, Patterson & Candes 2019). If rows of X miss
-      different kinds of parts, pass each kind in a separate call.
+      share of the hidden values (conformalised quantile regression; Romano, Patterson & Candes 2019), and to their
+      mean where it lies outside. If rows of X miss different kinds of parts, pass each kind in a separate call.
     - `num_draws`, `num_candidates`: as in :func:`geode_jax.condition`, which gives the whole conditional distribution.
     """
     interval = check_number(interval, "interval", above=0.0, below=1.0)

@@ -81,6 +81,7 @@ def class_log_probabilities(
     calibrates them. With `vote`, as in the paper, the log of the share of draws under which the class is the most
     probable one (-inf if there is no such draw). `num_draws` and `num_candidates`: as in :func:`class_log_densities`.
     """
+    check_instance(vote, "vote", bool)
     data = check_data(X, "X", allow_nan=True)
     by_draw = class_log_densities(posterior, data, num_draws=num_draws, num_candidates=num_candidates)
     if vote:

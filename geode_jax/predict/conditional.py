@@ -88,6 +88,8 @@ class Conditional:
         those of the mixture of these normals.
         """
         levels = [check_number(one, "level", above=0.0, below=1.0) for one in np.atleast_1d(level).tolist()]
+        if not levels:
+            raise ValueError("level: expected one or more numbers in (0, 1), got none")
         found = np.stack(self._summary(tuple(levels))[2:])
         return found[0] if np.ndim(level) == 0 else found
 
@@ -142,13 +144,15 @@ class Conditional:
     def log_prob(self, values: ArrayLike) -> Float[np.ndarray, "n"]:
         """Log density, in nats, of the missing features at `values`, (n, D); entries at observed features are ignored.
 
-        0 for rows without missing features. Raises ValueError if `values` has another shape, or is NaN where a feature
-        is missing.
+        Of a marginal, `values` have one column for each of its features. 0 for rows without missing features. Raises
+        ValueError if `values` has another shape, or is NaN where a feature is missing.
         """
         missing = np.isnan(self._columns(self.rows))
-        given = check_data(values, "values", allow_nan=True, min_rows=0, num_features=missing.shape[1])
+        given = check_data(values, "values", allow_nan=True, min_rows=0)
         if given.shape != missing.shape:
-            raise ValueError(f"values: expected shape {missing.shape} as the rows, got {given.shape}")
+            raise ValueError(
+                f"values: expected shape {missing.shape}, rows and features of this distribution, got {given.shape}"
+            )
         if np.isnan(given[missing]).any():
             raise ValueError("values: expected a number wherever the rows have a missing value, got NaN")
         result = np.zeros(self.rows.shape[0])
@@ -255,8 +259,8 @@ def condition(
     - `num_draws`: posterior draws per tree that are averaged. None: 8.
     - `num_candidates`: nodes per tree that are considered for a row, those that explain it best. None: 6.
 
-    Nothing is computed until a method of the result is called.
+    Nothing is computed until a method of the result is called, with the rows as they are now.
     """
     posterior, data = check_rows(posterior, X)
     num_draws = check_draws(num_draws, CONDITIONAL_DRAWS)
-    return Conditional(posterior, data, num_draws, check_candidates(posterior, num_candidates))
+    return Conditional(posterior, data.copy(), num_draws, check_candidates(posterior, num_candidates))

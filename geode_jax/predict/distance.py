@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geode_jax._runtime.jax_settings import jax_settings
-from geode_jax._typing import Bool
+from geode_jax._typing import ArrayLike, Bool
 from geode_jax.learning.class_span import Reduction
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.posterior.posterior import Posterior
@@ -30,6 +30,11 @@ FARTHEST_IN_FLOAT32 = 4.0
 # a space (math/row_space.py) in float64: inner products of a direction that is not seen are zero there only to within
 # rounding, which this ratio multiplies. For 100,000 features it is a signal of four times the noise in all of them.
 LARGEST_SIGNAL = 2e6
+
+# The same for classes in a common span, where it is the variance over that of the noise outside: their covariances are
+# summed and factored as they are (predict/class_span.py), and their small eigenvalues are lost in the rounding of the
+# large ones. At this ratio log densities in float32 are off by some hundredths of a nat.
+LARGEST_SIGNAL_OF_CLASSES = 1e6
 
 AnyPosterior = TypeVar("AnyPosterior", Posterior, ClassPosterior)
 
@@ -66,13 +71,21 @@ def is_far(posterior: Posterior | ClassPosterior, data: np.ndarray, rows: np.nda
 
 
 def _needs_digits(posterior: Posterior | ClassPosterior) -> bool:
-    """Whether signals at nodes with rows are so large that partial rows need float64 to be reduced in a space."""
+    """Whether signals at nodes with rows are so large that partial rows need float64."""
+    if isinstance(posterior, ClassPosterior) and posterior.reduction is not None:
+        limit = np.log(LARGEST_SIGNAL_OF_CLASSES) + np.log(posterior.reduction.noise)
+        return any(_has_signal_above(one, limit, one.draws.log_sigma2) for one in posterior.members)
     members = posterior.members if isinstance(posterior, ClassPosterior) else (posterior,)
     limit = np.log(LARGEST_SIGNAL)
-    return any(
-        one.row_space is not None and bool(((one.draws.neg_log_u > limit) & (one.draws.count > 0)[..., None]).any())
-        for one in members
-    )
+    return any(one.row_space is not None and _has_signal_above(one, limit) for one in members)
+
+
+def _has_signal_above(posterior: Posterior, limit: float, log_noise: ArrayLike | None = None) -> bool:
+    """Whether a direction of a node with rows has a log variance above `limit`, over the noise or, if given, in all."""
+    found = np.asarray(posterior.draws.neg_log_u)
+    if log_noise is not None:
+        found = found + np.asarray(log_noise)[..., np.asarray(posterior.dictionary.tree.scale), None]
+    return bool(((found > limit) & (np.asarray(posterior.draws.count) > 0)[..., None]).any())
 
 
 def _mean_square(posterior: Posterior | ClassPosterior) -> float:

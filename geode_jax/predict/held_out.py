@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from geode_jax._checks import check_instance
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, Float
 from geode_jax.forest.forest import Forest
@@ -34,6 +35,8 @@ def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarr
     cannot be compared. If rows have candidate nodes, the other nodes are ignored. Without cross-fitting the dictionary
     was learned from the row, and the density is too high.
     """
+    check_instance(forest, "forest", Forest)
+    check_instance(posterior, "posterior", Posterior)
     with jax_settings(posterior.dtype):
         num_rows = int(forest.statistics.num_rows[0])
         draws = jax.device_put(posterior.thin(NUM_DRAWS))
