@@ -215,7 +215,7 @@ def _summary(tasks: tuple[str, ...] | None = None) -> list[str]:
     frey, paper = finished(record["rows"], len(record["settings"]["seeds"])), str(record["settings"]["paper_mae"])
     task = "Frey faces, half hidden, mean abs. error"
     add(task, "frey_inpainting", frey, "mae", 2, ours="default", no_rivals=("published",), paper=paper)
-    at = [row for row in load("frey_missing")["rows"] if row["missing"] == 0.2]
+    at = [row for row in load("frey_missing")["rows"] if row.get("missing") == 0.2]
     add("the same, 20% missing in training too", "frey_missing", at, "mae", 2)
     record = load("digits_density")
     images = finished(record["rows"], record["settings"]["splits"])
