@@ -4,8 +4,8 @@ python -m benchmarks.frey_missing [--quick] [--data FOLDER] [--seeds 0] [--pictu
 
 (a) The paper's protocol: 1000 complete training frames, a random half of the pixels of the other 965 hidden. (b) The
 same where 20% or 50% of the training pixels are missing too, at random, so that no complete row is left. Rivals learn
-from the rows of the 20% case. (c) Halves and blocks hidden, as in the paper's figure 6, as a picture. Nothing is tuned. A run goes on where the last
-one with the same seeds ended.
+from the rows of the 20% case. (c) Halves and blocks hidden, as in the paper's figure 6, as a picture. Nothing is
+tuned. A run goes on where the last one with the same seeds ended.
 """
 
 import argparse
