@@ -1,6 +1,5 @@
 """What all estimators share: parameters and their conversion to settings, fitting, saving."""
 
-import copy
 import functools
 import os
 import re
@@ -174,14 +173,6 @@ class GeodeEstimator(BaseEstimator):
     def _num_features(self) -> int:
         """Features of the model, of which there may be more than of X."""
         return self.n_features_in_
-
-    def __sklearn_clone__(self) -> Self:
-        """An unfitted estimator with the same parameters; devices cannot be copied, so a mesh is shared."""
-        without = copy.copy(self)
-        without.mesh = None
-        cloned = BaseEstimator.__sklearn_clone__(without)
-        cloned.mesh = self.mesh
-        return cloned
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
