@@ -124,7 +124,7 @@ OLDER = (
     " `mnist --deskew`, `mnist --validate`, `smoothness`, `scenarios`, `tree_rows`, `candidates`, `memory`,"
     " `stage_one` and `proofs`.",
     "- The prior of the noise by typical rows and, in tables of 4 to 50 features, refined cuts: `moments`,"
-    " `run_length`, `coverage`, `soak`, `processes` and `wide`.",
+    " `run_length`, `mixing`, `coverage`, `soak`, `processes` and `wide`.",
     "",
     "Our fits of digits and of the Swiss roll were timed on a machine about half as quick as that of the rivals of"
     " digits, and the default's of the flat roll beside tests. Times of `mnist --deskew`, `mnist --validate`,"

@@ -164,6 +164,7 @@ def test_long_runs_are_optimised(data, monkeypatch):
     assert chosen == [True, False]
 
 
+@pytest.mark.slow
 def test_a_fit_does_not_depend_on_what_was_compiled_ahead(data, caplog):
     fits = [geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)]
     caplog.set_level("DEBUG", stages.__name__)

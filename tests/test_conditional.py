@@ -134,6 +134,7 @@ def test_the_log_density_of_a_marginal_integrates_the_rest_out(posterior, rows):
     assert found[0] == pytest.approx(np.logaddexp.reduce(joint) + np.log(grid[1] - grid[0]), abs=5e-3)
 
 
+@pytest.mark.slow
 def test_complete_rows_are_points(posterior, rows):
     hidden = rows.copy()
     hidden[0, 1] = np.nan

@@ -1,5 +1,7 @@
 """The NumPyro bridge: the kernel under every chain method, and the predictive distribution inside models."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,7 +133,7 @@ def test_kernel_follows_the_posterior(data):
         assert abs(means[0].mean() - means[1].mean()) < 6 * error
 
 
-def test_bad_arguments(forest, data):
+def test_bad_arguments(forest, data, finished):
     with pytest.raises(TypeError, match="forest: expected Forest, got"):
         GeodeKernel(data)
     with pytest.raises(ValueError, match="init_params: expected None"):
@@ -140,8 +142,8 @@ def test_bad_arguments(forest, data):
         _mcmc(GeodeKernel(forest), num_chains=1).run(jax.random.key(0), data)
     with pytest.raises(ValueError, match="mcmc: expected a run that has finished"):
         GeodeKernel(forest).posterior(_mcmc(GeodeKernel(forest), num_chains=1))
-    warm = _mcmc(GeodeKernel(forest), num_chains=1)
-    warm.warmup(jax.random.key(0))
+    warm = copy.copy(finished[1])
+    warm._last_state = warm.last_state._replace(sweep=warm.last_state.num_warmup)  # as `warmup` leaves it
     with pytest.raises(ValueError, match="mcmc: expected a run that has drawn samples, got one that has only warmed"):
         GeodeKernel(forest).posterior(warm)
     fine = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY, dtype="float64")
@@ -199,6 +201,7 @@ def test_predictive_samples_and_moments(posterior):
     np.testing.assert_allclose(below, 0.5, atol=5 * 0.5 * np.sqrt(2 / 8000))
 
 
+@pytest.mark.slow
 @NUMPYRO_WARNINGS
 def test_predictive_inside_a_model(posterior, data):
     """A row seen through noise: NUTS on the latent row, with the fitted density as its prior, stays near the data."""

@@ -330,6 +330,7 @@ def test_tau_has_its_mode_under_a_wide_prior():
         np.testing.assert_allclose(mode, np.log((1 + np.sqrt(1 + 4e-8 * np.exp(20.0))) / 2e-4), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_slices_leave_the_conditional_unchanged():
     """The matrix that the draws are compared with is a transition matrix with the right invariant distribution."""
     matrices, probabilities = _slice_matrices()
@@ -525,6 +526,7 @@ def test_directions_without_rows_follow_the_prior_soon():
     assert abs(log_delta.mean() - mean) < 4.0 * log_delta.std() / np.sqrt(63)
 
 
+@pytest.mark.slow
 def test_a_sweep_in_the_way_of_a_gpu_is_the_sweep():
     """Where the program depends on the platform, every way gives the same draws."""
     problem, state = _setting(np.float64)

@@ -180,6 +180,7 @@ def test_nodes_ranked_by_few_directions(wide, hidden, monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_float32_loses_no_digits(wide, hidden):
     """Errors of float32 are far below a nat, and below a hundredth of a standard deviation."""
 
