@@ -99,7 +99,7 @@ def tables() -> list[str]:
     settings = record["settings"]
     lines = [
         f"**Two devices against one**, {settings['trees']} trees of {settings['chains']} chains; a device is a core"
-        " with one thread, and both share one bus to the memory, which alone limits the larger problem,"
+        " with one thread, and both share one bus to the memory and its caches. Speeds above 2 are of these,"
         f" `{record['command']}`:",
         "",
     ]

@@ -103,7 +103,8 @@ def tables() -> list[str]:
     return [
         '**Columns in different units** (small tables of scikit-learn and statsmodels; rivals and "standardised" get'
         f" them divided by their deviations), held-out nats per row, mean of {record['settings']['splits']} splits,"
-        f" `{record['command']}`. The standard error is that over the test rows of one split; splits share rows.",
+        f" `{record['command']}`. The standard error is that over the test rows of one split; splits share rows."
+        " Of the US economy the Gaussian mixture is ahead in three of five splits, and fails in one (-1433).",
         "",
         *table(["", *(f"{name}, {sizes[name][0]} x {sizes[name][1]}" for name in names)], lines),
     ]

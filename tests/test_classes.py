@@ -129,6 +129,10 @@ def test_little_noise_outside_the_common_coordinates(reduced, test):
         quiet = dataclasses.replace(reduced, reduction=outside)
         found, precise = (geode_jax.class_log_densities(one, hidden) for one in (quiet, in_float64(quiet)))
         np.testing.assert_allclose(found, precise, rtol=1e-5, atol=1e-2)
+    inside = eqx.tree_at(lambda it: it.members[0].draws.log_sigma2, reduced, replace_fn=lambda leaf: leaf - 20.0)
+    wide = eqx.tree_at(lambda it: it.members[0].draws.neg_log_u, inside, replace_fn=lambda leaf: leaf + 20.0)
+    found, precise = (geode_jax.class_log_densities(one, hidden) for one in (wide, in_float64(wide)))
+    np.testing.assert_allclose(found, precise, rtol=1e-5, atol=1e-2)
 
 
 def test_probabilities(reduced, test):

@@ -83,6 +83,11 @@ def test_one_response_keeps_its_shape(linear):
     assert model.predict(X).shape == (360,)
     assert [part.shape for part in model.predict_interval(X)] == [(360,), (360,)]
     assert model.sample_y(X[:2], 3).shape == (3, 2)
+    hidden = np.arange(360) % 7 == 0
+    masked = np.ma.masked_array(np.where(hidden, -999.0, y), hidden)
+    missing = pd.Series(y).astype(object).where(~hidden, pd.NA)
+    found = [clone(model).fit(X, given).predict(X) for given in (np.where(hidden, np.nan, y), masked, missing)]
+    np.testing.assert_array_equal(found[1:], [found[0]] * 2)
     assert cross_val_score(make_pipeline(StandardScaler(), clone(model)), X, y, cv=2).min() > 0.9
     constant = geode_jax.GeodeRegressor(**OPTIONS).fit(X, np.full(360, 7.0))
     np.testing.assert_allclose(constant.predict(X), 7.0, atol=0.2)

@@ -224,10 +224,10 @@ class GeodeEstimator(BaseEstimator):
         X = missing_as_nan(X)
         try:
             data = validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             if name == "X":
                 raise
-            raise ValueError(f"{name}: " + re.sub(r"\bX\b", name, str(error))) from error
+            raise type(error)(f"{name}: " + re.sub(r"\bX\b", name, str(error))) from error
         return self.posterior_, data
 
     def _training_rows(self, X: ArrayLike, *y: ArrayLike) -> Any:

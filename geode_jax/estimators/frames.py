@@ -9,12 +9,15 @@ from geode_jax._checks import is_frame
 
 
 def missing_as_nan(X: Any) -> Any:
-    """X with NaN for what a masked array hides, and for what is missing in a pandas frame's columns of objects.
+    """X with NaN for what a masked array hides, and for what is missing in pandas' columns of objects.
 
     scikit-learn reads what is under the mask, and has no number for pd.NA.
     """
     if isinstance(X, np.ma.MaskedArray):
         return np.ma.filled(X.astype(np.float64), np.nan)
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(X, pandas.Series):
+        return X.to_numpy(dtype=np.float64, na_value=np.nan) if X.dtype.kind == "O" else X
     places = [at for at, kind in enumerate(X.dtypes) if kind.kind == "O"] if is_frame(X, "pandas") else []
     if not places:
         return X

@@ -10,6 +10,7 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d
 from geode_jax._checks import check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import FLOATS, GeodeEstimator, all_or_nothing
+from geode_jax.estimators.frames import missing_as_nan
 from geode_jax.predict.conditional import Conditional, condition
 
 
@@ -90,7 +91,9 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
         data = self._training_rows(X)
         if y is None:
             raise ValueError("y: GeodeRegressor requires y to be passed, but the target y is None")
-        responses = check_array(y, dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y")
+        responses = check_array(
+            missing_as_nan(y), dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y"
+        )
         self._y_ndim = responses.ndim
         if responses.ndim == 1 or responses.shape[1] == 1:
             responses = column_or_1d(responses, warn=True)[:, None]

@@ -49,14 +49,13 @@ def fill_conditionally(training: Training, plan: Plan, seeds: list[int], show: S
 
     A row is filled by dictionaries that left its fold out: one that was learned from the row would reproduce what the
     row was filled with before. And where rows are to train the dictionary without some fold, the last round fills them
-    by dictionaries that left out that fold too. Otherwise that dictionary would depend on the fold's rows, and
-    intervals would be too narrow. The first fill and the rounds before the last use all rows, so a dependence through
-    these remains.
+    by dictionaries that left out that fold too, if there are more than two folds. Otherwise that dictionary would
+    depend on the fold's rows, and intervals would be too narrow. The first fill and the rounds before the last use all
+    rows, so a dependence through these remains.
     """
     own = _own_fillers(training)
     training = _settle(training, plan, seeds[0], own, part_of(show, 0.0, 0.5))
-    fillers = [own, *_fillers_without_folds(training)]
-    filled = _fill(training, plan, seeds[:FILL_TREES], fillers, part_of(show, 0.5, 1.0))
+    filled = _fill(training, plan, seeds[:FILL_TREES], _fillers(training), part_of(show, 0.5, 1.0))
     return training._replace(x=filled[0], without=filled[1:] or None)
 
 
@@ -140,26 +139,23 @@ def _own_fillers(training: Training) -> _Fillers:
     return holdouts, own[None] + 1
 
 
-def _fillers_without_folds(training: Training) -> list[_Fillers]:
-    """For the dictionaries without a fold, a line for each: a row is filled by one that left out its own fold too.
+def _fillers(training: Training) -> list[_Fillers]:
+    """:func:`_own_fillers`, and a line for each dictionary without a fold: by one that left out the row's fold too.
 
-    They are apart from the others, which would have no more directions than these, of fewer rows. With two folds no
-    rows would be left: there a row is filled by the dictionary without its own fold.
+    The latter are apart from the former, which would have no more directions than these, of fewer rows. With two folds
+    no rows would be left: there a row is filled by the dictionary without its own fold.
     """
-    holdouts, table = _own_fillers(training)
-    own, num_folds = table[0] - 1, len(holdouts) - 1
-    if num_folds < 1:
-        return []
-    if num_folds > 2:
-        holdouts += itertools.combinations(range(num_folds), 2)
-    number_of = {holdout: number for number, holdout in enumerate(holdouts)}
-
-    def filler(fold: int, other: int) -> int:
-        if other in (-1, fold):
-            return 0
-        return number_of.get((min(fold, other), max(fold, other)), 1 + other)
-
-    return [(holdouts, np.array([[filler(fold, other) for other in own.tolist()] for fold in range(num_folds)]))]
+    holdouts, own_line = _own_fillers(training)
+    own, num_folds = (own_line[0] - 1).tolist(), len(holdouts) - 1
+    if num_folds == 0:
+        return [(holdouts, own_line)]
+    if num_folds == 2:
+        without = np.array([[0 if other == fold else 1 + other for other in own] for fold in range(2)])
+        return [(holdouts, np.concatenate([own_line, without]))]
+    pairs = [*holdouts, *itertools.combinations(range(num_folds), 2)]
+    number_of = {holdout: number for number, holdout in enumerate(pairs)}
+    lines = [[number_of.get((min(fold, other), max(fold, other)), 0) for other in own] for fold in range(num_folds)]
+    return [(holdouts, own_line), (pairs, np.array(lines))]
 
 
 def conditional(

@@ -182,8 +182,8 @@ class Plan:
         """Nodes of each tree that a complete row may belong to, if nodes have `rank` directions.
 
         By default all of up to 31 nodes, and 16 of more; of a single feature all, as without a residual candidates
-        cannot be told. If the float32 statistics of all trees then take more than 1
-        GiB, as many as fit in that, but at least 8.
+        cannot be told. If the float32 statistics of all trees then take more than 1 GiB, as many as fit in that, but at
+        least 8.
         """
         wanted = self.request.num_candidates
         if wanted is None:

@@ -155,9 +155,9 @@ class Posterior(eqx.Module):
     def intrinsic_dimension_probabilities(self) -> Float[np.ndarray, "d1"]:
         """Posterior of the intrinsic dimension p = 0..d of a row: how many directions its node needs.
 
-        A node needs a direction if its rows vary along it by more than the noise, and by more than 5% of what they vary
-        by along the widest (Fukunaga & Olsen 1971; see :func:`geode_jax.gibbs.rank.log_dimension_odds`). Averaged over
-        rows, trees, chains and draws.
+        A node needs a direction if the variance of its rows along it, above the noise, is more than 5% of that along
+        the widest (Fukunaga & Olsen 1971; see :func:`geode_jax.gibbs.rank.log_dimension_odds`). Averaged over rows,
+        trees, chains and draws.
         """
         count = np.asarray(self.draws.count, np.float64)
         total = np.bincount(

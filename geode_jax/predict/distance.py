@@ -31,9 +31,9 @@ FARTHEST_IN_FLOAT32 = 4.0
 # rounding, which this ratio multiplies. For 100,000 features it is a signal of four times the noise in all of them.
 LARGEST_SIGNAL = 2e6
 
-# The same for classes in a common span, where it is the variance over that of the noise outside: their covariances are
-# summed and factored as they are (predict/class_span.py), and their small eigenvalues are lost in the rounding of the
-# large ones. At this ratio log densities in float32 are off by some hundredths of a nat.
+# The same for classes in a common span, over the noise outside and over that inside: their covariances are summed and
+# factored as they are (predict/class_span.py), and small eigenvalues are lost in the rounding of large ones. At this
+# ratio log densities in float32 are off by some hundredths of a nat.
 LARGEST_SIGNAL_OF_CLASSES = 1e6
 
 AnyPosterior = TypeVar("AnyPosterior", Posterior, ClassPosterior)
@@ -62,19 +62,22 @@ def is_far(posterior: Posterior | ClassPosterior, data: np.ndarray, rows: np.nda
         for part in slices(rows.size, data.shape[1]):
             square = np.square((data[rows[part]] - posterior.shift) / posterior.scale)
             mean_square[part] = np.nansum(square, axis=1) / data.shape[1]
-    if _needs_digits(posterior):
-        return np.isnan(data[rows]).any(axis=1) | (mean_square > FARTHEST_IN_FLOAT32**2)
     found = mean_square > FARTHEST_IN_FLOAT32**2
     if found.any():  # only then is the data's spread worth computing
         found &= mean_square > FARTHEST_IN_FLOAT32**2 * max(1.0, _mean_square(posterior))
-    return found
+    is_partial = np.isnan(data[rows]).any(axis=1)
+    return found | is_partial if is_partial.any() and _needs_digits(posterior) else found
 
 
 def _needs_digits(posterior: Posterior | ClassPosterior) -> bool:
     """Whether signals at nodes with rows are so large that partial rows need float64."""
     if isinstance(posterior, ClassPosterior) and posterior.reduction is not None:
-        limit = np.log(LARGEST_SIGNAL_OF_CLASSES) + np.log(posterior.reduction.noise)
-        return any(_has_signal_above(one, limit, one.draws.log_sigma2) for one in posterior.members)
+        limit = np.log(LARGEST_SIGNAL_OF_CLASSES)
+        outside = limit + np.log(posterior.reduction.noise)
+        return any(
+            _has_signal_above(one, limit) or _has_signal_above(one, outside, one.draws.log_sigma2)
+            for one in posterior.members
+        )
     members = posterior.members if isinstance(posterior, ClassPosterior) else (posterior,)
     limit = np.log(LARGEST_SIGNAL)
     return any(one.row_space is not None and _has_signal_above(one, limit) for one in members)
