@@ -138,8 +138,7 @@ def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
     if sparse.issparse(data):
         raise TypeError(f"{name}: expected a dense array, got a sparse {type(data).__name__}; pass {name}.toarray()")
     check_columns(data, name)
-    if isinstance(data, np.ma.MaskedArray):
-        data = np.ma.filled(data.astype(np.float64), np.nan)
+    data = unmasked(data)
     if hasattr(data, "to_numpy"):  # pandas and polars
         frame, data = data, data.to_numpy()
         if data.dtype == object and hasattr(frame, "iloc"):
@@ -160,6 +159,11 @@ def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
     if array.dtype.kind != "f" or array.dtype.itemsize not in (4, 8):
         array = array.astype(np.float32 if array.dtype == np.float16 else np.float64)
     return array
+
+
+def unmasked(data: Any) -> Any:
+    """A masked array as floats, with NaN for what it hides; anything else as it is."""
+    return np.ma.filled(data.astype(np.float64), np.nan) if isinstance(data, np.ma.MaskedArray) else data
 
 
 def _with_nan_for_na(frame: Any, fallback: np.ndarray) -> np.ndarray:

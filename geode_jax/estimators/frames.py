@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from geode_jax._checks import is_frame
+from geode_jax._checks import is_frame, unmasked
 
 
 def missing_as_nan(X: Any) -> Any:
@@ -13,8 +13,7 @@ def missing_as_nan(X: Any) -> Any:
 
     scikit-learn reads what is under the mask, and has no number for pd.NA.
     """
-    if isinstance(X, np.ma.MaskedArray):
-        return np.ma.filled(X.astype(np.float64), np.nan)
+    X = unmasked(X)
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(X, pandas.Series):
         return X.to_numpy(dtype=np.float64, na_value=np.nan) if X.dtype.kind == "O" else X
