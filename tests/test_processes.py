@@ -144,6 +144,7 @@ _CASES = {
     "span": (_within_a_span(), {"num_trees": 2, "depth": 2, "noise_covariance": None}),
     "noise covariance": (_smooth(), {"num_trees": 2, "depth": 2, "shared_span": None}),
     "units": (_curved(8) * 10.0 ** np.arange(8), _PLAIN),
+    "constant features": (np.insert(_curved(8), [0, 5, 8], 2.5, axis=1), _PLAIN),
 }
 
 
@@ -177,6 +178,7 @@ def _row_statistics(forest):
         pytest.param("all nodes", (100, 0, 150, 50), marks=pytest.mark.slow),
         pytest.param("in sample", (100, 200), marks=pytest.mark.slow),
         pytest.param("units", (0, 200, 100), marks=pytest.mark.slow),
+        pytest.param("constant features", (130, 0, 170), marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("of_samples", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "samples"])

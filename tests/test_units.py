@@ -38,9 +38,8 @@ def test_columns_in_different_units_get_units_of_their_own(curve, is_partial):
     if is_partial:
         x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
     found = units_of(x)
-    relative = np.delete(found / FACTOR, 7)
+    relative = found / np.delete(FACTOR, 7)
     assert relative.max() < 3.0 * relative.min()  # as the curve's own deviations
-    assert found.min() <= found[7] <= found.max()
     np.testing.assert_array_equal(units_of(x, feature_noise=None), 1.0)
 
 
@@ -54,7 +53,7 @@ def test_columns_in_one_unit_keep_it(curve):
 def test_a_pixel_that_is_rarely_lit_is_as_bright_as_the_others():
     x = np.zeros((1000, 2))
     x[::2, 0], x[1::2, 0], x[::100, 1] = -1.0, 1.0, 1.0
-    np.testing.assert_allclose(_deviations(x)[0], np.sqrt(1 / 3))
+    np.testing.assert_allclose(_deviations(x), np.sqrt(1 / 3), rtol=0.02)
     rng = np.random.default_rng(0)
     assert _deviations(rng.normal(size=(100_000, 1)))[0] == pytest.approx(1.0, abs=0.01)
 
@@ -136,12 +135,9 @@ def test_a_constant_column_of_any_size_is_just_that(value, dtype):
     x[:, 2] = value
     frame = learn_frame(x)
     assert frame.shift[2] == x[0, 2]
-    np.testing.assert_allclose(
-        frame.scale[0] ** 2, np.square(x[:, :2] - x[:, :2].mean(axis=0)).sum() / x.size, rtol=1e-5
-    )
-    model = to_model(x, frame, np.dtype(np.float32))
-    assert (model[:, 2] == 0.0).all()
-    told = find_units(model, Plan.of(DictionarySettings(), *x.shape), 0)[1][-1]
-    assert (told.about, told.taken) == ("features that never vary", "1")
+    np.testing.assert_allclose(frame.scale[0] ** 2, x[:, :2].var(axis=0).mean(), rtol=1e-5)
+    assert frame.features.tolist() == [0, 1]
+    everything = frame._replace(features=None)
+    assert (to_model(x, everything, np.dtype(np.float32))[:, 2] == 0.0).all()
     with pytest.raises(ValueError, match="all rows are equal"):
         learn_frame(x[:, 2:])

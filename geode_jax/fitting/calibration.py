@@ -57,7 +57,7 @@ def calibrated_powers(
     log_density[np.arange(own.size), own] -= optimism
     # at most 1: that the densities separate the training rows does not justify more confidence than they express
     power = float(np.exp(_best(posterior, log_density, own, np.exp, (np.log(1e-3), 0.0))))
-    if posterior.num_features < 2:
+    if rows[:, posterior.of_features].shape[1] < 2:
         return power, 0.0
     few = _at_most(np.arange(own.size), PARTIAL_CALIBRATION_ROWS)
     return power, _best_exponent(posterior, power, rows[few], own[few], optimism[few])
@@ -73,10 +73,13 @@ def _best_exponent(
 ) -> float:
     """The exponent that fits best after features of each row are hidden at random, at least one being kept."""
     rng = np.random.default_rng(0)
-    kept = rng.random(rows.shape) < rng.uniform(0.2, 0.8, (own.size, 1))
-    kept[np.arange(own.size), rng.integers(rows.shape[1], size=own.size)] = True
+    hidden = rows.copy()
+    counted = rows[:, posterior.of_features]
+    kept = rng.random(counted.shape) < rng.uniform(0.2, 0.8, (own.size, 1))
+    kept[np.arange(own.size), rng.integers(counted.shape[1], size=own.size)] = True
     share = kept.mean(axis=1, keepdims=True)
-    log_density = mean_over_draws(class_log_densities(posterior, np.where(kept, rows, np.nan)))
+    hidden[:, posterior.of_features] = np.where(kept, counted, np.nan)
+    log_density = mean_over_draws(class_log_densities(posterior, hidden))
     # the optimism of a row's density under the class that was learned from it adds up over features
     log_density[np.arange(own.size), own] -= optimism * share[:, 0]
     return _best(posterior, log_density, own, lambda value: np.minimum(1.0, power * share**value), (-2.0, 1.0))

@@ -162,7 +162,8 @@ def fit_classes(
         task = _Task(x, rows_of, sizes, devices, plan, request, kept, reduction is not None, processes)
         warn_if_too_large(_bytes_of_classes(task))
         members, held_out = _fit_members(key, task, calibrate, part_of(show, 0.0, 0.95))
-        found = ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, 1.0, 0.0)
+        parts = tuple(members), reduction, frame.shift, frame.scale, log_prior
+        found = ClassPosterior(*parts, 1.0, 0.0, frame.features)
         if not calibrate:
             return found
         show(0.95, "calibrating")
@@ -170,7 +171,7 @@ def fit_classes(
         # in their last digits they may depend on a process's devices
         powers = tuple(processes.each(np.array(powers))[0].tolist())
         show(1.0, "fitted classes")
-        return ClassPosterior(tuple(members), reduction, frame.shift, frame.scale, log_prior, *powers)
+        return ClassPosterior(*parts, *powers, frame.features)
 
 
 def _check_labels(labels: ArrayLike, num_rows: int) -> np.ndarray:
@@ -235,7 +236,7 @@ def _common_coordinates(
     if settings.feature_noise is None or not is_observed.all():
         return frame, None, x
     scales = noise_scales(x, None, Partition.among(processes, 0, tuple(rows_of)), plan.noise(seed=0))
-    return Frame(frame.shift, frame.scale * scales), None, divide(x, scales)
+    return frame.divided(scales), None, divide(x, scales)
 
 
 def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], sizes: np.ndarray, request: Request) -> Plan:

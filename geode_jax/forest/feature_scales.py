@@ -32,11 +32,7 @@ def find_units(x: Rows, plan: Plan, seed: int, processes: Processes = ALONE) -> 
         return learn_feature_scales(rows, is_observed, cells, options)
 
     trial = choose_units(x, learn_scales, plan.tree, plan.max_rank, seed, processes)
-    decision = _decision(trial)
-    if trial.num_constant == 0:
-        return trial.divisors, (decision,)
-    why = "they get the smallest noise scale: what they add to every log density says nothing"
-    return trial.divisors, (decision, Decision("features that never vary", str(trial.num_constant), why))
+    return trial.divisors, (_decision(trial),)
 
 
 def _decision(trial: UnitsTrial) -> Decision:
@@ -53,4 +49,4 @@ def divide_by_units(
     divisors, decisions = find_units(x, plan, seed, processes)
     if (divisors != 1.0).any():
         x = divide(x, divisors)
-    return x, frame._replace(scale=frame.scale * divisors), decisions
+    return x, frame.divided(divisors), decisions

@@ -79,7 +79,8 @@ class Forest(eqx.Module):
             prior=prior,
             shrinkage=sampler.shrinkage,
             membership=sampler.membership,
-            num_features=np.full(self.num_trees, dictionary.num_features, self.dtype),
+            # what never varies tells nothing of the noise
+            num_features=np.full(self.num_trees, dictionary.num_features - self.found.num_constant, self.dtype),
         )
 
     def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -27,7 +27,7 @@ from geode_jax.forest.freeze import (
 from geode_jax.forest.partial_statistics import Grouping
 from geode_jax.forest.plan import Plan
 from geode_jax.learning.first_fill import fill_low_rank
-from geode_jax.model.found import Found
+from geode_jax.model.found import Decision, Found
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.files import RowFiles
 from geode_jax.rows.folds import assign_folds
@@ -97,18 +97,21 @@ def grow_in_frame(
     on_shapes: OnShapes | None = None,
     processes: Processes = ALONE,
 ) -> Forest:
-    """The forest of rows in model coordinates.
+    """The forest of rows in model coordinates: of all features, those that the `frame` leaves out included.
 
-    An array `x` is modified in place: it is divided by the units and noise scales of the features. With wide data it
-    is released once it is no longer needed, unless the caller holds a reference. A view stays one unless entries are
-    missing, or a single process uses a noise covariance. `on_shapes` is called with a forest of shapes in place of
-    arrays as soon as these are known, while work is still to do; not if many rows miss the same features.
+    The plan may be that of all features. An array `x` is modified in place: it is divided by the units and noise scales
+    of the features. With wide data it is released once it is no longer needed, unless the caller holds a reference. A
+    view stays one unless entries are missing, or a single process uses a noise covariance. `on_shapes` is called with a
+    forest of shapes in place of arrays as soon as these are known, while work is still to do; not if many rows miss the
+    same features.
     """
     drop_programs_if_many()
     processes = computing_here(processes)
     num_features = x.shape[1]
-    is_observed = None
-    if has_missing(x).any():
+    is_observed, has_gap = None, has_missing(x)
+    if plan.num_features != num_features:
+        plan = plan.over(num_features, int(has_gap.sum()))
+    if has_gap.any():
         x = as_array(x)
         is_observed = ~np.isnan(x)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32))
@@ -146,8 +149,11 @@ def grow_in_frame(
     show(1.0, "learned dictionaries")
     partial_rows = freeze_partial_rows(learned, plan)
     borrowed = freeze_borrowed(learned, plan)
-    dictionary, statistics, probe = freeze_forest(learned, plan)
+    dictionary, statistics, probe = freeze_forest(learned, plan, frame)
     chosen = learned.chosen
+    row_space = None
+    if learned.axes is not None and dictionary.num_outside:
+        row_space = jax.device_put(frame.in_all_features(learned.axes.matrix))
     return Forest(
         dictionary=dictionary,
         statistics=statistics,
@@ -155,18 +161,42 @@ def grow_in_frame(
         borrowed=borrowed,
         probe=probe,
         shift=frame.shift,
-        scale=frame.scale * learned.scales,
+        scale=_scale_of(frame, learned.scales, plan),
         dictionary_settings=plan.request,
-        noise_root=learned.noise_root,
-        row_space=jax.device_put(learned.axes.matrix) if learned.axes is not None and dictionary.num_outside else None,
+        noise_root=None if learned.noise_root is None else _root_of(frame, learned.noise_root),
+        row_space=row_space,
         found=Found(
             rank=chosen.rank,
             span_rank=None if chosen.span is None else chosen.span.bases.shape[2],
             num_candidates=plan.num_candidates(chosen.rank),
-            decisions=(*about_units, *chosen.decisions),
+            decisions=(*about_units, *_about_constants(frame), *chosen.decisions),
             rank_limit=min(plan.max_rank, plan.span_rank or plan.max_rank),
+            num_constant=int(frame.is_left_out.sum()),
         ),
     )
+
+
+def _scale_of(frame: Frame, scales: np.ndarray, plan: Plan) -> np.ndarray:
+    """Divisors of all features, (D,). What never varies has the least noise that a feature may have."""
+    noise = plan.request.feature_noise
+    found = frame.divided(scales).scale
+    found[frame.is_left_out] *= (1.0 if noise is None else noise.floor) * scales.mean()
+    return found
+
+
+def _root_of(frame: Frame, root: np.ndarray) -> np.ndarray:
+    """A noise root of all features, (D, D), which leaves those that never vary as they are."""
+    found = frame.in_all_features(frame.in_all_features(root, 0), 1)
+    found[frame.is_left_out, frame.is_left_out] = 1.0
+    return found
+
+
+def _about_constants(frame: Frame) -> tuple[Decision, ...]:
+    number = int(frame.is_left_out.sum())
+    if number == 0:
+        return ()
+    why = "nothing is learned from them, and what they add to every log density says nothing"
+    return (Decision("features that never vary", str(number), why),)
 
 
 def _forest_of_shapes(

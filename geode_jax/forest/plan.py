@@ -134,6 +134,12 @@ class Plan:
         plan = dataclasses.replace(self, row_devices=row_devices)
         return dataclasses.replace(plan, num_places=plan.places(self.num_rows - self.num_partial))
 
+    def over(self, num_features: int, num_partial: int) -> "Plan":
+        """The same plan for some of the features; `num_partial` rows miss some of these."""
+        plan = Plan.of(self.request, self.num_rows, num_features, num_partial).on_mesh(self.row_devices)
+        # several processes have agreed on their places
+        return dataclasses.replace(plan, num_places=self.num_places) if num_partial == self.num_partial else plan
+
     def among(self, sizes: tuple[int, ...], devices: tuple[int, ...], index: int) -> "Plan":
         """The same plan for process `index` of those that bring `sizes` rows, and share them over `devices` each.
 

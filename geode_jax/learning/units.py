@@ -30,12 +30,10 @@ class UnitsTrial(NamedTuple):
     """Divisors of the features, (D,): all 1, or their deviations.
 
     `gain`: that of the deviations, per row of the sample; None if they hardly differ, so that nothing was tried.
-    `num_constant`: features that never vary.
     """
 
     divisors: np.ndarray
     gain: Gain | None
-    num_constant: int
 
 
 def choose_units(
@@ -54,9 +52,9 @@ def choose_units(
     feature has its own unit, and only observed entries count.
     """
     ones = np.ones(x.shape[1])
-    deviations, num_constant = _deviations(x, processes)
+    deviations = _deviations(x, processes)
     if deviations.max() < SMALL_RATIO * deviations.min():
-        return UnitsTrial(ones, None, num_constant)
+        return UnitsTrial(ones, None)
     rng = np.random.default_rng(seed)
     features = np.sort(rng.permutation(x.shape[1])[:MOST_FEATURES])
     rows = np.sort(rng.permutation(processes.count(x.shape[0]))[:LARGEST_SAMPLE])
@@ -80,15 +78,15 @@ def choose_units(
 
     gain = Gain.of(held_out(own) - held_out(ones[features]))
     is_taken = gain.is_clear and gain.mean > LEAST_GAIN * features.size
-    return UnitsTrial(deviations if is_taken else ones, gain, num_constant)
+    return UnitsTrial(deviations if is_taken else ones, gain)
 
 
-def _deviations(x: Rows, processes: Processes = ALONE) -> tuple[np.ndarray, int]:
-    """The scale of each feature's deviations from its mean, ``sqrt(E x^4 / (3 E x^2))``, and how many never vary.
+def _deviations(x: Rows, processes: Processes = ALONE) -> np.ndarray:
+    """The scale of each feature's deviations from its mean, ``sqrt(E x^4 / (3 E x^2))``.
 
     For a Gaussian it is the standard deviation. A pixel that is dark in all but a few rows has a small standard
-    deviation, though it shares the unit of the others: weighting by squares measures it in those few rows. Constant
-    features get the geometric mean of the others. Only observed entries count.
+    deviation, though it shares the unit of the others: weighting by squares measures it in those few rows. Features
+    whose squares vanish get the geometric mean of the others. Only observed entries count.
     """
     second, fourth = np.zeros(x.shape[1]), np.zeros(x.shape[1])
     for rows in slices(*x.shape):
@@ -99,4 +97,4 @@ def _deviations(x: Rows, processes: Processes = ALONE) -> tuple[np.ndarray, int]
     varies = second > 0.0  # a column's own affair: how much others vary says nothing of it
     deviations = np.sqrt(fourth / np.where(varies, 3.0 * second, 1.0))
     deviations[~varies] = np.exp(np.log(deviations[varies]).mean())
-    return deviations, int((~varies).sum())
+    return deviations

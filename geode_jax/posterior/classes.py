@@ -20,8 +20,9 @@ _MEMBERS = {
     "shift": Member("f", ("D",)),
     "scale": Member("f", ("D",), POSITIVE),
     "log_prior": Member("f", ("G",), LOG_PROBABILITY),
-    "reduction.origin": Member("f", ("D",), is_optional=True),
-    "reduction.basis": Member("f", ("D", "r"), is_optional=True),
+    "features": Member("i", ("V",), is_optional=True),
+    "reduction.origin": Member("f", ("c",), is_optional=True),
+    "reduction.basis": Member("f", ("c", "r"), is_optional=True),
     "reduction.noise": Member("f", (), POSITIVE, is_optional=True),
 }
 
@@ -33,7 +34,8 @@ class ClassPosterior(eqx.Module):
     common to all. `members` (G) are the densities of the classes: of x, or, with a `reduction`, of its r coordinates.
     Outside these all classes have the same noise. `log_prior` (G,): log class probabilities. For calibrated
     probabilities the class log densities of complete rows are multiplied by `power`, and those of rows with a share f
-    of their features observed by ``min(1, power f^power_exponent)``.
+    of their features observed by ``min(1, power f^power_exponent)``. `features`, (V,): those that x has, which vary in
+    the training rows; None is all. What never varies says nothing of a class: the others are ignored.
     """
 
     members: tuple[Posterior, ...]
@@ -43,6 +45,7 @@ class ClassPosterior(eqx.Module):
     log_prior: np.ndarray
     power: float = eqx.field(static=True)
     power_exponent: float = eqx.field(static=True)
+    features: np.ndarray | None = None
 
     @property
     def num_classes(self) -> int:
@@ -62,11 +65,16 @@ class ClassPosterior(eqx.Module):
     @property
     def frame(self) -> Frame:
         """Coordinates in which all classes were learned; a `reduction` comes after them."""
-        return Frame(self.shift, self.scale)
+        return Frame(self.shift, self.scale, features=self.features)
+
+    @property
+    def of_features(self) -> np.ndarray | slice:
+        """The index of the features that count."""
+        return slice(None) if self.features is None else self.features
 
     def log_density_outside(self, x: np.ndarray) -> np.ndarray:
         """What to add to a member's log density of complete rows ``x`` to get it in the data's units, (n,)."""
-        jacobian = np.full(x.shape[0], -np.log(self.scale).sum())
+        jacobian = np.full(x.shape[0], -np.log(self.scale[self.of_features]).sum())
         return jacobian if self.reduction is None else jacobian + self.reduction.log_density_outside(x)
 
     def power_at(self, share: np.ndarray) -> np.ndarray:
@@ -90,6 +98,8 @@ class ClassPosterior(eqx.Module):
     def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Header and arrays of a file, for files that hold more than a posterior."""
         arrays = {"shift": self.shift, "scale": self.scale, "log_prior": self.log_prior}
+        if self.features is not None:
+            arrays["features"] = self.features
         if self.reduction is not None:
             arrays |= {f"reduction.{name}": np.asarray(part) for name, part in self.reduction._asdict().items()}
         headers = []
@@ -110,16 +120,23 @@ class ClassPosterior(eqx.Module):
         )
         numbers = tuple(f"{number}." for number in range(len(members)))
         own_arrays = {name: array for name, array in arrays.items() if not name.startswith(numbers)}
-        check_arrays(own_arrays, _MEMBERS, {"G": len(members)})
+        features, sizes = own_arrays.get("features"), {"G": len(members)}
+        check_arrays(own_arrays, _MEMBERS, sizes)
+        if features is not None and not _are_ascending(features, sizes["D"]):
+            raise ValueError(f"'features' holds other values than ascending numbers below {sizes['D']}")
+        expected = sizes["D"] if features is None else features.size
+        if sizes.get("c", expected) != expected:
+            raise ValueError(f"the reduction is of {sizes['c']} features, expected {expected}")
         parts = within(arrays, "reduction")
         if parts and len(parts) < len(Reduction._fields):
             raise ValueError("a part of the reduction is missing")
         reduction = Reduction(**parts) if parts else None
         # the first files had no power_exponent: one power for all rows
         powers = float(header["power"]), float(header.get("power_exponent", 0.0))
-        found = ClassPosterior(members, reduction, arrays["shift"], arrays["scale"], arrays["log_prior"], *powers)
+        own = arrays["shift"], arrays["scale"], arrays["log_prior"]
+        found = ClassPosterior(members, reduction, *own, *powers, features)
         own_features = {member.num_features for member in members}
-        expected = found.num_features if reduction is None else reduction.basis.shape[1]
+        expected = expected if reduction is None else reduction.basis.shape[1]
         if own_features != {expected}:
             raise ValueError(f"classes have {sorted(own_features)} features, expected {expected}")
         if len({(member.num_trees, member.dtype) for member in members}) > 1:
@@ -127,3 +144,9 @@ class ClassPosterior(eqx.Module):
         if not all(np.isfinite(power) for power in powers) or powers[0] <= 0.0:
             raise ValueError(f"powers are {powers}, expected finite numbers, the first above 0")
         return found
+
+
+def _are_ascending(features: np.ndarray, num_features: int) -> bool:
+    """Whether these are different features, at least one, in their order."""
+    inside = features.size > 0 and features[0] >= 0 and features[-1] < num_features
+    return bool(inside and (np.diff(features) > 0).all())

@@ -39,7 +39,7 @@ def class_log_densities(
     """Log density of rows (n, D) under every draw of every tree of every class, in nats and the data's units.
 
     T counts the draws of all trees, in the same order for every class. A row with NaN gets the marginal log density of
-    its observed entries.
+    its observed entries. Features that never varied in the training rows are left out.
 
     - `num_draws`: posterior draws per tree. None: 20, or 4 for all rows if any has NaN.
     - `num_candidates`: nodes per tree that are considered for a row with NaN. None: 6.
@@ -49,7 +49,8 @@ def class_log_densities(
     if num_draws is not None:
         check_integer(num_draws, "num_draws", 1)
     wanted = CANDIDATES if num_candidates is None else check_integer(num_candidates, "num_candidates", 1)
-    is_partial = np.isnan(data).any(axis=1)
+    counts = posterior.of_features
+    is_partial = np.isnan(data[:, counts]).any(axis=1)
     # complete and partial rows of one call get the same draws: the smaller number
     num_draws = num_draws or (PARTIAL_CLASS_DRAWS if is_partial.any() else CLASS_DRAWS)
     num_draws = min(num_draws, *(member.num_chains * member.num_draws for member in posterior.members))
@@ -59,8 +60,9 @@ def class_log_densities(
             missing = np.isnan(data[rows])
             with jax_settings(within.dtype), one_blas_thread():
                 x = to_model(np.where(missing, within.shift, data[rows]), within.frame, within.dtype)
-                if missing.any():
-                    parts.append(_partial(within, x, (~missing).astype(x.dtype), num_draws, wanted))
+                is_observed = ~missing[:, counts]
+                if not is_observed.all():
+                    parts.append(_partial(within, x, is_observed.astype(x.dtype), num_draws, wanted))
                 else:
                     parts.append(_complete(within, x, num_draws))
             index.append(rows)
@@ -89,7 +91,7 @@ def class_log_probabilities(
         shares = np.stack([(winner == number).mean(axis=1) for number in range(posterior.num_classes)], axis=1)
         with np.errstate(divide="ignore"):
             return np.log(shares)
-    share = (~np.isnan(data)).mean(axis=1, keepdims=True)
+    share = (~np.isnan(data[:, posterior.of_features])).mean(axis=1, keepdims=True)
     return special.log_softmax(posterior.log_prior + posterior.power_at(share) * mean_over_draws(by_draw), axis=1)
 
 
@@ -119,7 +121,7 @@ def _complete(posterior: ClassPosterior, x: np.ndarray, num_draws: int) -> np.nd
 def _partial(
     posterior: ClassPosterior, x: np.ndarray, is_observed: np.ndarray, num_draws: int, num_candidates: int
 ) -> np.ndarray:
-    jacobian = -(is_observed @ np.log(posterior.scale))[:, None]
+    jacobian = -(is_observed @ np.log(posterior.scale[posterior.of_features]))[:, None]
     reduction = posterior.reduction
     found = []
     shown = None

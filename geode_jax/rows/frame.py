@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.files import RowFiles
 from geode_jax.rows.processes import ALONE, Processes
@@ -18,24 +19,52 @@ FARTHEST = {"float32": 1e15, "float64": 1e140}
 class Frame(NamedTuple):
     """Coordinates of the model: ``x = R^{-1} (y - shift) / scale``, shift and scale of shape (D,), float64.
 
-    `root` is the symmetric R, (D, D), of determinant 1; None where it is the identity.
+    `root` is the symmetric R, (D, D), of determinant 1; None where it is the identity. `features`, (V,): those that x
+    has; None where it has all. Stage one learns from the features that vary.
     """
 
     shift: np.ndarray
     scale: np.ndarray
     root: np.ndarray | None = None
+    features: np.ndarray | None = None
 
     @property
     def inverse_root(self) -> np.ndarray | None:
         """R^{-1}, (D, D)."""
         return None if self.root is None else np.linalg.inv(self.root)
 
+    @property
+    def is_left_out(self) -> np.ndarray:
+        """Which features x does not have, (D,)."""
+        found = np.zeros(self.shift.size, dtype=bool)
+        if self.features is not None:
+            found[:] = True
+            found[self.features] = False
+        return found
+
+    def divided(self, divisors: np.ndarray) -> "Frame":
+        """The frame of ``x / divisors``."""
+        scale = self.scale.copy()
+        scale[~self.is_left_out] *= divisors
+        return self._replace(scale=scale)
+
+    def in_all_features(self, values: np.ndarray, axis: int = 0) -> np.ndarray:
+        """An array with 0 for the features that x does not have; its `axis` is that of the features."""
+        if self.features is None:
+            return values
+        shape = list(values.shape)
+        shape[axis] = self.shift.size
+        found = aligned_zeros(tuple(shape), values.dtype)
+        np.moveaxis(found, axis, 0)[self.features] = np.moveaxis(values, axis, 0)
+        return found
+
 
 def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Frame:
     """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
 
-    Every column needs an observed entry. A column that never varies is shifted by its value, so that it is exactly 0
-    whatever its size. Raises ValueError if no column varies: there is no spread to set a unit by.
+    Every column needs an observed entry. A column that never varies is left out of model coordinates: it tells nothing
+    of the noise, which would seem smaller than it is. It is shifted by its value, so that it is exactly 0 whatever its
+    size. Raises ValueError if no column varies: there is no spread to set a unit by.
     """
     total, count = np.zeros(data.shape[1]), np.zeros(data.shape[1])
     lowest, highest = np.full(data.shape[1], np.inf), np.full(data.shape[1], -np.inf)
@@ -54,31 +83,46 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
         raise ValueError("X: expected a finite spread, but deviations from the column means overflow")
     if (lowest == highest).all():
         raise ValueError("X: expected at least two different rows, but all rows are equal")
-    squares = sum(np.nansum(np.square((block - shift) / largest)) for block in _blocks(data))
-    mean_square = processes.total(np.array(squares, np.float64)) / count.sum()
-    return Frame(shift, np.full(data.shape[1], largest * np.sqrt(mean_square)))
+    features = np.flatnonzero(lowest != highest) if (lowest == highest).any() else None
+    varying = slice(None) if features is None else features
+    squares = 0.0
+    for rows in slices(*data.shape):
+        block = _of_features(data[rows], features)
+        if features is not None and (tells_nothing := np.isnan(block).all(axis=1)).any():
+            number = rows.start + int(np.argmax(tells_nothing))
+            raise ValueError(f"X: expected observed values of features that vary, but row {number} has none")
+        squares += np.nansum(np.square((block - shift[varying]) / largest))
+    mean_square = processes.total(np.array(squares, np.float64)) / count[varying].sum()
+    return Frame(shift, np.full(data.shape[1], largest * np.sqrt(mean_square)), features=features)
 
 
 def to_model(data: np.ndarray | RowFiles, frame: Frame, dtype: np.dtype) -> np.ndarray:
-    """The data in model coordinates, (n, D); NaN stays NaN.
+    """The data in model coordinates, (n, D), or (n, V) for a frame of some features; NaN stays NaN.
 
     The subtraction is in float64, so that data far from the origin lose no digits. Coordinates are bounded, so that
     their squares are finite in this type.
     """
-    x = np.empty(data.shape, dtype)
+    shift, scale = (_of_features(values, frame.features) for values in (frame.shift, frame.scale))
+    x = np.empty((len(data), shift.size), dtype)
     inverse, farthest = frame.inverse_root, FARTHEST[x.dtype.name]
-    for out, block in zip(_blocks(x), _blocks(data), strict=True):
+    for rows in slices(*data.shape):
         with np.errstate(over="ignore"):
-            scaled = (block - frame.shift) / frame.scale
+            scaled = (_of_features(data[rows], frame.features) - shift) / scale
         np.clip(scaled, -farthest, farthest, out=scaled)
-        out[:] = scaled if inverse is None else scaled @ inverse
+        x[rows] = scaled if inverse is None else scaled @ inverse
     return x
 
 
 def view_in_model(data: np.ndarray | RowFiles, frame: Frame, dtype: np.dtype) -> View:
     """:func:`to_model` as a view, which converts rows when they are indexed; only for frames without a root."""
     assert frame.root is None
-    return View(data, frame.scale, frame.shift, dtype)
+    scale, shift = (_of_features(values, frame.features) for values in (frame.scale, frame.shift))
+    return View(data, scale, shift, dtype, frame.features)
+
+
+def _of_features(values: np.ndarray, features: np.ndarray | None) -> np.ndarray:
+    """Values of some features, along the last axis, in C order; of all where `features` is None."""
+    return values if features is None else values.take(features, axis=-1)
 
 
 def to_data(x: np.ndarray, frame: Frame) -> np.ndarray:

@@ -17,7 +17,7 @@ class View:
     """Rows ``(source - shift) / divisors``, (n, D), of an array or another view, computed when they are indexed.
 
     `dtype` is that of the result, by default the source's. With a shift the computation is in float64, so that data far
-    from the origin lose no digits.
+    from the origin lose no digits. `features`: those of the source that the view has; None is all.
     """
 
     shape: tuple[int, int]
@@ -29,9 +29,11 @@ class View:
         divisors: np.ndarray,
         shift: np.ndarray | None = None,
         dtype: np.dtype | None = None,
+        features: np.ndarray | None = None,
     ) -> None:
-        self.shape, self.dtype = source.shape, source.dtype if dtype is None else dtype
-        self._source, self._shift = source, shift
+        self.shape = source.shape[0], divisors.size
+        self.dtype = source.dtype if dtype is None else dtype
+        self._source, self._shift, self._features = source, shift, features
         self._divisors = divisors.astype(self.dtype) if shift is None else divisors
 
     def __getitem__(self, index: Any) -> np.ndarray:
@@ -45,10 +47,18 @@ class View:
 
     def _found(self, index: Any) -> np.ndarray:
         features = index[1] if isinstance(index, tuple) else slice(None)
-        found = self._source[index]
+        found = self._read(index)
         if self._shift is not None:
             found = found - self._shift[features]
         return np.asarray(found / self._divisors[features], self.dtype)
+
+    def _read(self, index: Any) -> np.ndarray:
+        if self._features is None:
+            return self._source[index]
+        rows, features = rows_and_features(index)
+        columns = self._features[features]
+        is_pair = isinstance(rows, slice) or isinstance(self._source, RowFiles)
+        return self._source[(rows, columns) if is_pair else np.ix_(rows, columns)]
 
 
 class Product(View):
