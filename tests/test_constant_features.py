@@ -50,7 +50,7 @@ def _with_gaps(x):
 
 
 CASES = {
-    "complete": (_rows(90, 6), PLAIN),
+    "complete": (_rows(90, 6), dataclasses.replace(PLAIN, max_rank=None)),
     "missing": (_with_gaps(_rows(90, 6)), PLAIN),
     "mapped": (_rows(90, 6), PLAIN),
     "noise covariance": (_smooth(300, 12), dataclasses.replace(PLAIN, noise_covariance=geode_jax.NoiseCovariance())),
@@ -79,6 +79,7 @@ def test_the_same_is_drawn_and_predicted(case, tmp_path):
     constant = np.setdiff1d(np.arange(padded.shape[1]), place)
     assert (found.scale[constant] <= found.scale[place].max()).all()
     assert found.found.num_constant == constant.size
+    assert found.found.rank_limit == plain.found.rank_limit  # what was left open is decided by those that vary
     assert f"features that never vary: {constant.size}" in geode_jax.diagnostics.report(found)
     assert (found.noise_root is not None) == (case == "noise covariance")
     assert (found.row_space is not None) == (case == "row space")

@@ -20,7 +20,7 @@ ENOUGH_ROWS = 256
 # In model coordinates, of variance 1 before the features are divided by their noise scales: what float32 resolves, for
 # data without noise.
 LEAST_NOISE = 1e-7
-# The same where noise cannot be told from signal. (In units of the variance after that division, diabetes loses 0.7 nats
+# The same where noise cannot be told from signal. (In units of the variance after that division diabetes loses 0.7 nats
 # a row, and nothing else changes.)
 UNKNOWN_NOISE = 0.3
 
