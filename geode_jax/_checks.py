@@ -94,7 +94,8 @@ def check_dtype(dtype: Any) -> np.dtype:
 def check_columns(X: Any, name: str = "X") -> None:
     """Raise TypeError that names the columns of a frame that are no numbers: text, dates, categories.
 
-    Columns of objects pass if all of them are numbers or missing. What is no frame is left to other checks.
+    Columns of objects pass if all of them are numbers or missing. Of what is no frame a single column is looked at as
+    one of a frame, and dates are refused, which NumPy would take for numbers; the rest is left to other checks.
     """
     if is_frame(X, "pandas"):
         kinds = [(column, _pandas_kind(X.iloc[:, at], X.dtypes.iloc[at])) for at, column in enumerate(X.columns)]
@@ -104,6 +105,9 @@ def check_columns(X: Any, name: str = "X") -> None:
             for column, dtype in X.schema.items()
         ]
     else:
+        kind = _kind_of_array(X)
+        if kind is not None:
+            raise TypeError(f"{name}: expected numbers, got {kind}; encode it as numbers")
         return
     bad = [f"{column!r} ({kind})" for column, kind in kinds if kind is not None]
     if bad:
@@ -112,6 +116,15 @@ def check_columns(X: Any, name: str = "X") -> None:
             f"{name}: expected columns of numbers, got {', '.join(bad[:5])}{more}; encode them as numbers, or leave"
             " them out"
         )
+
+
+def _kind_of_array(X: Any) -> str | None:
+    """What is wrong with an array, or a single column, None if nothing that other checks would not find."""
+    dtype, pandas = getattr(X, "dtype", None), sys.modules.get("pandas")
+    if pandas is not None and isinstance(X, pandas.Series):
+        return _pandas_kind(X, dtype)
+    is_temporal = getattr(dtype, "is_temporal", bool)  # of polars
+    return str(dtype) if is_temporal() or getattr(dtype, "kind", "") in ("m", "M") else None
 
 
 def is_frame(X: Any, library: str) -> bool:

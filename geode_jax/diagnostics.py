@@ -105,7 +105,7 @@ def _problems(posterior: Posterior, X: ArrayLike | None) -> str:
     ]
     rank = posterior.found.rank
     num_rows = int(np.asarray(posterior.draws.count[0, 0, 0]).sum())
-    if posterior.intrinsic_dimension is None and rank < min(num_rows, posterior.num_features) - 1:
+    if posterior.intrinsic_dimension is None and rank < min(num_rows, posterior.dictionary.num_features) - 1:
         share = posterior.intrinsic_dimension_probabilities[-1]
         problems.append(
             f"{share:.0%} of the rows use all {rank} directions, the commonest number and the most allowed: the"

@@ -53,6 +53,17 @@ def reduced(request, train):
     return geode_jax.fit_classes(jax.random.key(0), *train, prior=prior, **options)
 
 
+@pytest.mark.parametrize("vote", [False, True])
+def test_a_row_has_the_same_probabilities_whatever_the_other_rows_miss(reduced, test, vote):
+    rows = test[0][::6].copy()
+    expected = geode_jax.class_log_probabilities(reduced, rows, vote=vote)
+    rows[3, 2:5] = np.nan
+    found = geode_jax.class_log_probabilities(reduced, rows, vote=vote)
+    np.testing.assert_allclose(np.delete(found, 3, axis=0), np.delete(expected, 3, axis=0), rtol=1e-4, atol=1e-5)
+    alone = geode_jax.class_log_probabilities(reduced, rows[3:4], vote=vote)
+    np.testing.assert_allclose(found[3:4], alone, rtol=1e-4, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def whole(train):
     """Without common coordinates."""

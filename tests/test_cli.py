@@ -161,6 +161,7 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, text("1,2,3,inf,5,6\n"), str(out)], "infinity"),
         (["score", model, text("1,2,x,4,5,6\n" + "1,2,3,4,5,6\n" * 20), str(out)], "'x' is no number"),
         (["score", model, text("0,1,2,3,4,5\n1,2,3,4,5,6\n"), str(out)], "pass --header or --no-header"),
+        (["score", model, text(",0,1,2,3,4,5\n0,1,2,3,4,5,6\n"), str(out)], "pass --header or --no-header"),
         (["score", model, text("a,b,c,d,e,a\n1,2,3,4,5,6\n"), str(out)], "got 'a' twice"),
         (["score", model, text("a;b;c;d;e;f\n1;2;3;4;5;6\n"), str(out)], "pass --delimiter ';'"),
         (["score", model, text("1,5;2,5;3,5;4,5;5,5;6,5\n"), str(out)], "--decimal , if numbers have commas"),

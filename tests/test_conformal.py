@@ -54,6 +54,19 @@ def test_estimators_take_calibration_rows(posterior):
         density.impute(hidden, calibration=rows)
 
 
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
+def test_rows_that_show_nothing_spoil_no_others(posterior):
+    rows = geode_jax.sample(jax.random.key(1), posterior, 60)
+    hidden = np.where(PATTERN, np.nan, rows[:20])
+    expected = geode_jax.impute(posterior, hidden, interval=0.9, calibration=rows[20:])
+    with_empty = np.concatenate([hidden, np.full((30, hidden.shape[1]), np.nan)])
+    found = geode_jax.impute(posterior, with_empty, interval=0.9, calibration=rows[20:])
+    np.testing.assert_allclose(found.upper[:20], expected.upper, rtol=1e-5)
+    own = geode_jax.impute(posterior, with_empty[20:21], interval=0.9)
+    alone = geode_jax.impute(posterior, with_empty[20:], interval=0.9, calibration=rows[20:])
+    np.testing.assert_allclose(alone.upper[:1], own.upper, rtol=1e-5)
+
+
 def _unit_intervals(x):
     """From 0 to 1 where something is missing."""
     return np.zeros(x.shape), np.where(np.isnan(x), 1.0, 0.0)

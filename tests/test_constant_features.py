@@ -4,14 +4,16 @@ import dataclasses
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
-from geode_jax.model.found import Found
+from geode_jax.interop.numpyro import PosteriorPredictive
 from geode_jax.rows import row_space
-from geode_jax.rows.frame import learn_frame
+from geode_jax.rows.frame import learn_frame, to_model, view_in_model
 
 SAMPLER = SamplerSettings(num_warmup=10, num_samples=10)
 PLAIN = DictionarySettings(num_trees=2, max_rank=2, depth=1, noise_covariance=None, shared_span=None)
@@ -53,55 +55,147 @@ CASES = {
     "complete": (_rows(90, 6), dataclasses.replace(PLAIN, max_rank=None)),
     "missing": (_with_gaps(_rows(90, 6)), PLAIN),
     "mapped": (_rows(90, 6), PLAIN),
+    "units": (_rows(90, 6) * 10.0 ** np.arange(6), PLAIN),
     "noise covariance": (_smooth(300, 12), dataclasses.replace(PLAIN, noise_covariance=geode_jax.NoiseCovariance())),
     "row space": (_rows(20, 60), dataclasses.replace(PLAIN, feature_noise=None)),
     "span": (_rows(90, 12), dataclasses.replace(PLAIN, shared_span=SharedSpan(3))),
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[] if case in ("complete", "row space") else [pytest.mark.slow]) for case in CASES],
-)
-def test_the_same_is_drawn_and_predicted(case, tmp_path):
-    x, settings = CASES[case]
-    padded, place = _with_constants(x)
-    told = padded
-    if case == "mapped":
-        np.save(tmp_path / "rows.npy", padded)
-        told = np.load(tmp_path / "rows.npy", mmap_mode="r")
-    with mock.patch.multiple(row_space, LARGE_BYTES=0, LEAST_SAVING=0):
-        plain, found = (
-            geode_jax.fit(jax.random.key(0), rows, dictionary=settings, sampler=SAMPLER) for rows in (x, told)
-        )
-    jax.tree.map(np.testing.assert_array_equal, found.draws, plain.draws)
-    np.testing.assert_array_equal(found.scale[place], plain.scale)
-    constant = np.setdiff1d(np.arange(padded.shape[1]), place)
-    assert (found.scale[constant] <= found.scale[place].max()).all()
-    assert found.found.num_constant == constant.size
-    assert found.found.rank_limit == plain.found.rank_limit  # what was left open is decided by those that vary
-    assert f"features that never vary: {constant.size}" in geode_jax.diagnostics.report(found)
-    assert (found.noise_root is not None) == (case == "noise covariance")
-    assert (found.row_space is not None) == (case == "row space")
+SLOW = CASES.keys() - {"complete", "row space"}
 
-    rows = x[:15]
-    # of features that are not observed nothing is told, so they may be those that never vary
-    hidden = padded[:15].copy()
-    hidden[:, constant] = np.nan
-    expected = geode_jax.log_density(plain, rows)
-    np.testing.assert_allclose(geode_jax.log_density(found, hidden), expected, rtol=1e-4, atol=2e-3)
-    filled = geode_jax.impute_mean(found, hidden)
-    np.testing.assert_allclose(filled[:, constant], padded[:15, constant], atol=1e-3 * plain.scale.max())
-    # as they are in training, and not as they are: they have the least noise
-    assert np.isfinite(geode_jax.log_density(found, padded[:15])).all()
-    moved = padded[:15] + np.isin(np.arange(padded.shape[1]), constant)
-    assert (geode_jax.log_density(found, moved) < geode_jax.log_density(found, padded[:15])).all()
-    if case == "missing":
-        return
-    hidden[:, place[0]] = rows[:, 0] = np.nan
-    np.testing.assert_allclose(
-        geode_jax.impute_mean(found, hidden)[:, place], geode_jax.impute_mean(plain, rows), rtol=1e-4, atol=1e-3
+
+class _Fits:
+    """A fit without and a fit with constants, of the same rows."""
+
+    def __init__(self, case, folder):
+        x, settings = CASES[case]
+        self.case, self.rows = case, x[:15]
+        padded, self.place = _with_constants(x)
+        self.constant = np.setdiff1d(np.arange(padded.shape[1]), self.place)
+        self.padded = padded[:15]
+        told = padded
+        if case == "mapped":
+            np.save(folder / "rows.npy", padded)
+            told = np.load(folder / "rows.npy", mmap_mode="r")
+        with mock.patch.multiple(row_space, LARGE_BYTES=0, LEAST_SAVING=0):
+            self.plain, self.found = (
+                geode_jax.fit(jax.random.key(0), rows, dictionary=settings, sampler=SAMPLER) for rows in (x, told)
+            )
+
+    def holes(self, seed):
+        """Rows with and without constants, with any features missing, of the constants too."""
+        whole = self.padded.copy()
+        whole[np.random.default_rng(seed).random(whole.shape) < 0.4] = np.nan
+        return whole[:, self.place], whole
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(case, marks=pytest.mark.slow if case in SLOW else []) for case in CASES],
+)
+def fits(request, tmp_path_factory):
+    return _Fits(request.param, tmp_path_factory.mktemp("rows"))
+
+
+def test_the_same_is_drawn(fits):
+    found, plain = fits.found, fits.plain
+    jax.tree.map(np.testing.assert_array_equal, (found.draws, found.dictionary), (plain.draws, plain.dictionary))
+    np.testing.assert_array_equal(found.features, fits.place)
+    np.testing.assert_array_equal(found.scale[fits.place], plain.scale)
+    np.testing.assert_array_equal(found.sigma, plain.sigma)
+    np.testing.assert_array_equal(found.shift[fits.constant], fits.padded[0, fits.constant])
+    assert found.num_features == fits.padded.shape[1]
+    assert found.found.rank_limit == plain.found.rank_limit
+    assert found.intrinsic_dimension == plain.intrinsic_dimension
+    assert (found.noise_root is not None) == (fits.case == "noise covariance")
+    assert (found.row_space is not None) == (fits.case == "row space")
+    assert f"features that never vary: {fits.constant.size}" in geode_jax.diagnostics.report(found)
+
+
+def test_the_others_are_predicted_as_without_them(fits):
+    x, padded = fits.holes(4)
+    for rows, whole in ((fits.rows, fits.padded), (x, padded)):
+        for function in (geode_jax.impute_mean, lambda *given: geode_jax.condition(*given).std()):
+            np.testing.assert_array_equal(function(fits.found, whole)[:, fits.place], function(fits.plain, rows))
+        np.testing.assert_array_equal(
+            geode_jax.intrinsic_dimension(fits.found, whole), geode_jax.intrinsic_dimension(fits.plain, rows)
+        )
+    expected, found = geode_jax.condition(fits.plain, x), geode_jax.condition(fits.found, padded)
+    key = jax.random.key(1)
+    for one, other in (
+        (found.interval(0.8), expected.interval(0.8)),
+        (found.sample(key, 2), expected.sample(key, 2)),
+        (found.marginal(fits.place[:2]).mean(), expected.marginal([0, 1]).mean()),
+    ):
+        one, other = np.asarray(one), np.asarray(other)
+        np.testing.assert_array_equal(one if one.shape == other.shape else one[..., fits.place], other)
+    calibration = {"calibration": fits.padded}, {"calibration": fits.rows}
+    with_, without = (
+        geode_jax.impute(posterior, rows, interval=0.8, **given)
+        for posterior, rows, given in zip((fits.found, fits.plain), (padded, x), calibration, strict=True)
     )
+    np.testing.assert_array_equal(with_.upper[:, fits.place], without.upper)
+
+
+def test_constants_are_normal_with_a_small_deviation(fits):
+    deviation, value = fits.found.scale[fits.constant], fits.padded[0, fits.constant]
+    np.testing.assert_allclose(deviation, 0.05 * np.exp(np.log(fits.plain.scale).mean()))
+    x, padded = fits.holes(5)
+    padded[3, fits.constant[0]] += 2.0 * deviation[0]
+    cost = np.nansum(stats.norm(value, deviation).logpdf(padded[:, fits.constant]), axis=1)
+    found = geode_jax.log_density(fits.found, padded)
+    np.testing.assert_allclose(found, geode_jax.log_density(fits.plain, x) + cost, rtol=1e-10)
+    by_draw = geode_jax.log_density_draws(fits.found, padded)
+    np.testing.assert_allclose(by_draw, geode_jax.log_density_draws(fits.plain, x) + cost, rtol=1e-10)
+
+    hidden = fits.padded.copy()
+    hidden[:, fits.constant] = hidden[:3, fits.place] = np.nan
+    of_constants = geode_jax.condition(fits.found, hidden).marginal(fits.constant)
+    np.testing.assert_array_equal(of_constants.mean(), np.broadcast_to(value, (15, value.size)))
+    np.testing.assert_allclose(of_constants.std()[0], deviation)
+    np.testing.assert_allclose(of_constants.quantile(0.9)[7], value + stats.norm.ppf(0.9) * deviation)
+    at = value + 0.3 * deviation + np.zeros((15, 1))
+    np.testing.assert_allclose(of_constants.log_prob(at), stats.norm(value, deviation).logpdf(at).sum(axis=1))
+    both = geode_jax.condition(fits.found, hidden)
+    whole = fits.padded.copy()
+    whole[:, fits.constant] = at
+    expected = geode_jax.condition(fits.plain, hidden[:, fits.place]).log_prob(fits.rows)
+    np.testing.assert_allclose(both.log_prob(whole), expected + of_constants.log_prob(at))
+    drawn = both.sample(jax.random.key(2), 400)[..., fits.constant]
+    np.testing.assert_allclose(drawn.std(axis=(0, 1)) / deviation, 1.0, atol=0.05)
+    rows = geode_jax.sample(jax.random.key(3), fits.found, 500)
+    np.testing.assert_allclose(rows[:, fits.place], geode_jax.sample(jax.random.key(3), fits.plain, 500))
+    np.testing.assert_allclose(rows[:, fits.constant].mean(axis=0), value, atol=0.2 * deviation.max())
+    np.testing.assert_allclose(rows[:, fits.constant].std(axis=0) / deviation, 1.0, atol=0.15)
+
+
+def test_the_numpyro_distribution_is_the_same(fits):
+    found = PosteriorPredictive(fits.found)
+    complete = ~np.isnan(fits.rows).any(axis=1)
+    np.testing.assert_allclose(
+        found.log_prob(fits.padded[complete]), geode_jax.log_density(fits.found, fits.padded[complete]), rtol=2e-4
+    )
+    plain = PosteriorPredictive(fits.plain)
+    for one, other in ((found.mean, plain.mean), (found.variance, plain.variance)):
+        np.testing.assert_allclose(one[fits.place], other, rtol=1e-5)
+    np.testing.assert_allclose(found.mean[fits.constant], fits.padded[0, fits.constant], rtol=1e-6)
+    np.testing.assert_allclose(found.variance[fits.constant], fits.found.scale[fits.constant] ** 2, rtol=1e-5)
+    rows = found.sample(jax.random.key(3), (400,))
+    deviation = fits.found.scale[fits.constant].astype(np.float32)
+    spread = (rows[:, fits.constant] - fits.padded[0, fits.constant]).std(axis=0) / deviation
+    np.testing.assert_allclose(spread, 1.0, atol=0.15)
+    assert jnp.isfinite(jax.grad(lambda x: found.log_prob(x))(fits.padded[complete][0])).all()
+
+
+def test_files_keep_them(fits, tmp_path):
+    fits.found.save(tmp_path / "posterior.npz")
+    jax.tree.map(np.testing.assert_array_equal, geode_jax.Posterior.load(tmp_path / "posterior.npz"), fits.found)
+    header, arrays = fits.found.to_archive()
+    place = fits.place
+    for features in ([0, *place[1:-1], 0], place[1:], [-1, *place[1:]], [*place[:-1], 99]):
+        with pytest.raises(ValueError, match=r"features|axis V"):
+            geode_jax.Posterior.from_archive(header, {**arrays, "features": np.array(features, np.int64)})
 
 
 @pytest.mark.parametrize("rank", [3, pytest.param(None, marks=pytest.mark.slow)])
@@ -109,6 +203,7 @@ def test_of_classes(rank, tmp_path):
     x = np.concatenate([_rows(70, 9), _rows(70, 9, seed=2)[:, ::-1]])
     labels = np.repeat([0, 1], 70)
     padded, place = _with_constants(x)
+    padded[3:9, 0] = np.nan
     settings = dataclasses.replace(PLAIN, shared_span=None if rank is None else SharedSpan(rank))
     plain, found = (
         geode_jax.fit_classes(jax.random.key(0), rows, labels, dictionary=settings, sampler=SAMPLER)
@@ -124,7 +219,7 @@ def test_of_classes(rank, tmp_path):
     for rows, others in ((x[::7], padded[::7]), (hidden, also)):
         expected = geode_jax.class_log_densities(plain, rows)
         np.testing.assert_array_equal(geode_jax.class_log_densities(found, others), expected)
-        others[:3, 0], others[3:6, 0] = 11.0, np.nan  # what never varied says nothing
+        others[:3, 0], others[3:6, 0] = 1e9, np.nan  # what never varied says nothing
         np.testing.assert_array_equal(
             geode_jax.class_log_probabilities(found, others), geode_jax.class_log_probabilities(plain, rows)
         )
@@ -133,8 +228,17 @@ def test_of_classes(rank, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, back, found)
     header, arrays = found.to_archive()
     for features in ([0, *found.features[1:-1], 0], found.features[1:], [-1, *found.features[1:]], [*place[:-1], 99]):
-        with pytest.raises(ValueError, match="features"):
+        with pytest.raises(ValueError, match=r"features|axis V"):
             geode_jax.ClassPosterior.from_archive(header, {**arrays, "features": np.array(features, np.int64)})
+
+
+def test_a_response_has_the_unit_that_it_has_without_them():
+    x = _rows(60, 3)
+    padded = np.column_stack([x, np.full((60, 9), 0.1)])
+    options = {"num_trees": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+    plain, found = (geode_jax.GeodeRegressor(**options).fit(rows, x[:, 0] + x[:, 1] ** 2) for rows in (x, padded))
+    np.testing.assert_array_equal(found.y_scale_, plain.y_scale_)
+    np.testing.assert_array_equal(found.predict(padded[:5]), plain.predict(x[:5]))
 
 
 def test_a_row_that_tells_nothing_is_named():
@@ -154,10 +258,12 @@ def test_the_frame_has_those_that_vary():
     assert learn_frame(x[:, 1:3]).features is None
 
 
-def test_their_number_is_kept_in_files():
-    found = Found(2, None, 3, num_constant=4)
-    assert Found.from_header(found.to_header()) == found
-    header = {name: value for name, value in found.to_header().items() if name != "num_constant"}
-    assert Found.from_header(header).num_constant == 0
-    with pytest.raises(ValueError, match="not a number of features"):
-        Found.from_header({**header, "num_constant": -1})
+def test_a_view_of_some_features_is_as_the_array_of_them():
+    x, _ = _with_constants(_rows(40, 6))
+    frame = learn_frame(x)
+    expected, view = to_model(x, frame, np.dtype(np.float32)), view_in_model(x, frame, np.dtype(np.float32))
+    rows, some = np.array([3, 1, 7]), np.array([0, 4])
+    for index in (slice(3, 9), rows, np.arange(40) % 3 == 0, np.ix_(rows, some), (slice(None), some)):
+        np.testing.assert_array_equal(view[index], expected[index])
+    np.testing.assert_array_equal(view[rows, 1:3], expected[rows, 1:3])
+    assert view[3:9].flags.c_contiguous  # sums of an array in another order are rounded otherwise

@@ -37,6 +37,30 @@ def test_columns_that_are_no_numbers_are_named(library):
         geode_jax.fit(jax.random.key(0), frame)
 
 
+@pytest.mark.parametrize(
+    "dates",
+    [
+        np.array(["2026-01-01", "NaT", "2026-01-03"], dtype="M8[D]"),
+        pd.to_datetime(pd.Series(["2026-01-01", None, "2026-01-03"])),
+        pl.Series([datetime.date(2026, 1, day) for day in (1, 2, 3)]),
+        pd.DataFrame({"day": pd.to_datetime(["2026-01-01", "2026-01-02", None])}),
+        pd.Series(["one", "two", "three"]),
+    ],
+    ids=["NumPy", "pandas", "polars", "frame", "text"],
+)
+def test_responses_that_are_no_numbers_are_refused(dates):
+    with pytest.raises(TypeError, match="y: expected"):
+        geode_jax.GeodeRegressor(**QUICK).fit(np.arange(6.0).reshape(3, 2), dates)
+
+
+def test_arrays_and_labels_of_dates_are_refused():
+    dates = np.array(["2026-01-01", "2026-01-02"], dtype="M8[ns]").repeat(3)
+    with pytest.raises(TypeError, match="X: expected numbers, got datetime64"):
+        geode_jax.GeodeDensity(**QUICK).fit(dates[:, None])
+    with pytest.raises(TypeError, match="y: expected labels"):
+        geode_jax.GeodeClassifier(**QUICK).fit(np.arange(12.0).reshape(6, 2), dates)
+
+
 def test_numbers_in_columns_of_objects_and_of_pandas_own_types():
     frame = pd.DataFrame(NUMBERS)
     check_columns(frame.astype(object))
@@ -87,6 +111,8 @@ def test_some_columns():
     part = like(frame, np.zeros((3, 2)), np.array([0, 2]))
     assert list(part.columns) == ["length", "is new"]
     assert list(part.index) == [7, 8, 9]
+    frame.columns = pd.MultiIndex.from_tuples([("a", "b"), ("a", "c"), ("d", "e")], names=["one", "two"])
+    pd.testing.assert_index_equal(like(frame, np.zeros((3, 3))).columns, frame.columns)
 
 
 def test_other_seeds_draw_other_rows(data):

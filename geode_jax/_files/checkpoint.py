@@ -28,7 +28,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _FORMAT = "geode_jax checkpoint"
-_FORMAT_VERSION = 4
+_FORMAT_VERSION = 5
 # Bytes of the data that are read at once to tell whether a checkpoint belongs to them.
 DIGEST_BYTES = 2**24
 

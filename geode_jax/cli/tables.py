@@ -206,7 +206,9 @@ def _has_names(first: Sequence[str], path: Path, text: TextFormat) -> bool:
             f"{path}, line 1: expected names or numbers, got both ({which!r} is no number); if these are names, pass"
             " --header"
         )
-    if len(first) > 1 and numbers == [*range(len(first))]:
+    # pandas writes numbers for names, and nothing above its index
+    named = numbers if first[0].strip() else numbers[1:]
+    if len(first) > 1 and named == [*range(len(named))]:
         raise TableError(
             f"{path}, line 1: expected names or the first row, and cannot tell which {', '.join(first[:3])}, ... are;"
             " pass --header or --no-header"

@@ -142,6 +142,8 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         check_classification_targets(y)
         for name in ("calibrate", "vote"):
             check_instance(getattr(self, name), name, bool)
+        if y.dtype.kind in "mM":
+            raise TypeError(f"y: expected labels that are numbers, text or booleans, got {y.dtype}")
         self.classes_, labels, counts = np.unique(y, return_inverse=True, return_counts=True)
         if counts.min() < 2:
             label = self.classes_.tolist()[np.argmin(counts)]

@@ -33,8 +33,9 @@ def like(X: Any, values: np.ndarray, columns: np.ndarray | None = None) -> Any:
     """
     if not (is_frame(X, "pandas") or is_frame(X, "polars")):
         return values
-    names = list(X.columns) if columns is None else [X.columns[at] for at in columns]
     if is_frame(X, "pandas"):
+        names = X.columns if columns is None else X.columns[columns]
         return sys.modules["pandas"].DataFrame(values, index=X.index, columns=names)
+    names = list(X.columns) if columns is None else [X.columns[at] for at in columns]
     # said, as polars takes a square array that is laid out by columns for its transpose
     return sys.modules["polars"].DataFrame(values, schema=names, orient="row")

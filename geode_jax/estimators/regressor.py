@@ -7,7 +7,7 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import Tags, check_array
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
-from geode_jax._checks import check_integer
+from geode_jax._checks import check_columns, check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import FLOATS, GeodeEstimator, all_or_nothing
 from geode_jax.estimators.frames import missing_as_nan
@@ -91,6 +91,7 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
         data = self._training_rows(X)
         if y is None:
             raise ValueError("y: GeodeRegressor requires y to be passed, but the target y is None")
+        check_columns(y, "y")
         responses = check_array(
             missing_as_nan(y), dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y"
         )
@@ -167,9 +168,10 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
 def _frame(data: np.ndarray, responses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and unit of each response; in this unit its standard deviation is the root mean square of the features'.
 
-    The unit is 1 if the response is constant, or if all features are.
+    Features that never vary do not count. The unit is 1 if the response is constant, or if all features are.
     """
-    unit = _root_mean_square(_moments(data)[1], 1.0)
+    varies = np.fmax.reduce(data, axis=0) > np.fmin.reduce(data, axis=0)
+    unit = _root_mean_square(_moments(data[:, varies])[1], 1.0) if varies.any() else 0.0
     mean, deviation = _moments(responses)
     has_unit = (deviation > 0.0) & (unit > 0.0)
     return mean, np.where(has_unit, deviation / (unit if unit > 0.0 else 1.0), 1.0)

@@ -8,7 +8,7 @@ from scipy import optimize, special
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict.classes import class_log_densities, mean_over_draws
 from geode_jax.rows.files import RowFiles
-from geode_jax.rows.frame import to_model
+from geode_jax.rows.frame import to_model, view_in_model
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.view import has_missing
 
@@ -33,7 +33,7 @@ def calibrated_powers(
     rows are used, the same share of every class; with fewer than two per class on average, the powers are 1 and 0.
     Where rows are divided among `processes`, each passes its own, and all compute the same from the chosen ones.
     """
-    is_complete = ~has_missing(data)
+    is_complete = ~has_missing(view_in_model(data, posterior.frame, posterior.dtype))
     log_own = np.full(data.shape[0], np.nan)
     for number, values in enumerate(held_out):
         log_own[(index == number) & is_complete] = values

@@ -203,6 +203,7 @@ def posterior_of(
         found=forest.found,
         noise_root=forest.noise_root,
         row_space=forest.row_space,
+        features=forest.features,
     )
     posterior = dataclasses.replace(posterior, lost_mass=lost_mass(forest, posterior))
     return posterior if mesh is None else posterior.replicated(mesh)

@@ -12,7 +12,13 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, Float
 from geode_jax.model.borrowed import Borrowed
 from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
-from geode_jax.model.dictionary import DICTIONARY_MEMBERS, Dictionary, check_coordinates, dictionary_of
+from geode_jax.model.dictionary import (
+    DICTIONARY_MEMBERS,
+    Dictionary,
+    check_coordinates,
+    dictionary_of,
+    sizes_of_features,
+)
 from geode_jax.model.found import Found
 from geode_jax.model.on_host import on_host
 from geode_jax.model.partial_statistics import PartialRows
@@ -32,9 +38,9 @@ class Forest(eqx.Module):
 
     Made by :func:`geode_jax.learn_forest`; arrays of `dictionary` and `statistics` have a leading axis F. Everything is
     in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64 and R the
-    `noise_root`, (D, D); None is the identity. With a `row_space` they are coordinates in that, and the distance from
-    it (see :class:`geode_jax.Posterior`). `dictionary_settings` are those the user gave; `found` is what was chosen
-    where they left it open, and why.
+    `noise_root`, (V, V); None is the identity. `features`, (V,): those that vary, which x has; None is all D. With a
+    `row_space` they are coordinates in that, and the distance from it (see :class:`geode_jax.Posterior`).
+    `dictionary_settings` are those the user gave; `found` is what was chosen where they left it open, and why.
     """
 
     dictionary: Dictionary
@@ -47,7 +53,8 @@ class Forest(eqx.Module):
     dictionary_settings: DictionarySettings = eqx.field(static=True)
     found: Found = eqx.field(static=True)
     noise_root: np.ndarray | None = None
-    row_space: Float[Array, "D p"] | None = None
+    row_space: Float[Array, "V p"] | None = None
+    features: np.ndarray | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -79,8 +86,7 @@ class Forest(eqx.Module):
             prior=prior,
             shrinkage=sampler.shrinkage,
             membership=sampler.membership,
-            # what never varies tells nothing of the noise
-            num_features=np.full(self.num_trees, dictionary.num_features - self.found.num_constant, self.dtype),
+            num_features=np.full(self.num_trees, dictionary.num_features, self.dtype),
         )
 
     def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -90,7 +96,7 @@ class Forest(eqx.Module):
             "scale": self.scale,
             "tree.is_present": np.asarray(self.dictionary.tree.is_present),
         }
-        optional = {"noise_root": self.noise_root, "row_space": self.row_space}
+        optional = {"noise_root": self.noise_root, "row_space": self.row_space, "features": self.features}
         arrays |= {name: np.asarray(array) for name, array in optional.items() if array is not None}
         for part in _PARTS:
             arrays |= {f"{part}.{name}": array for name, array in fields_of(getattr(self, part)).items()}
@@ -121,6 +127,7 @@ class Forest(eqx.Module):
                 found=Found.from_header(header["found"]),
                 noise_root=arrays.get("noise_root"),
                 row_space=jax.device_put(arrays.get("row_space")),
+                features=arrays.get("features"),
             )
 
 
@@ -134,7 +141,7 @@ _DICTIONARY = {
     **DICTIONARY_MEMBERS,
     "shift": Member("f", ("D",)),
     "scale": Member("f", ("D",), POSITIVE),
-    "noise_root": Member("f", ("D", "D"), POSITIVE_DEFINITE, is_optional=True),
+    "noise_root": Member("f", ("V", "V"), POSITIVE_DEFINITE, is_optional=True),
 }
 # the node of a place without a row is K; the axes n, P and B of different modules are not the same
 _NODES = {"node": up_to("K"), "entry_node": up_to("K"), "block_node": up_to("K")}
@@ -155,10 +162,10 @@ def _check(arrays: dict[str, np.ndarray]) -> None:
     known = {name for part in parts for name in part}
     if arrays.keys() - known:
         raise ValueError(f"arrays are unknown: {', '.join(sorted(map(repr, arrays.keys() - known)))}")
-    sizes: dict[str, int] = {}
+    sizes = sizes_of_features(arrays)
     for part in parts:
         own = {name: array for name, array in arrays.items() if name in part}
-        shared = {axis: length for axis, length in sizes.items() if axis in ("F", "K", "D", "d")}
+        shared = {axis: length for axis, length in sizes.items() if axis in ("F", "K", "D", "V", "d")}
         check_arrays(own, part, shared)
         sizes |= shared
         if part is _DICTIONARY:

@@ -23,7 +23,6 @@ from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.statistics import Statistics
 from geode_jax.model.tree import tree_from_mask
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.frame import Frame
 from geode_jax.rows.row_space import Axes, is_kept_in_space
 from geode_jax.rows.view import taken
 
@@ -34,14 +33,13 @@ PROBE_BYTES = 2**28
 GROUP_COST = 1e8
 
 
-def freeze_forest(learned: Learned, plan: Plan, frame: Frame) -> tuple[Dictionary, AnyStatistics, Probe | None]:
+def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatistics, Probe | None]:
     """The dictionaries of all rows, and the complete rows' statistics from those that left them out.
 
-    The dictionaries are of all features, also where the `frame` left some out. Statistics are at all nodes, or at the
-    rows' candidates; the `Probe` then has those of a few rows at all nodes.
+    Statistics are at all nodes, or at the rows' candidates; the `Probe` then has those of a few rows at all nodes.
     """
     trees = range(len(learned.partitions))
-    dictionary = freeze(learned.partitions, learned.subspaces, learned.axes, frame)
+    dictionary = freeze(learned.partitions, learned.subspaces, learned.axes)
     training, rows = learned.training, learned.training.complete
     width, num_nodes = plan.num_candidates(learned.chosen.rank), dictionary.tree.num_nodes
     num_rows = training.processes.count(rows.size)
@@ -206,10 +204,8 @@ def _partial_width(partitions: list[Partition], plan: Plan) -> int:
     return min(plan.partial_candidates, *(int(partition.is_present.sum()) for partition in partitions))
 
 
-def freeze(
-    partitions: list[Partition], trees: list[Subspaces], axes: Axes | None = None, frame: Frame | None = None
-) -> Dictionary:
-    """A forest's dictionaries of all rows (each tree's entry 0), with zeros for features that the `frame` left out.
+def freeze(partitions: list[Partition], trees: list[Subspaces], axes: Axes | None = None) -> Dictionary:
+    """A forest's dictionaries of all rows (each tree's entry 0).
 
     `axes`: of the space that these are in coordinates of. A large dictionary is then in coordinates along the axes, a
     small one in those of all features.
@@ -231,11 +227,6 @@ def freeze(
         for number, tree in enumerate(trees):
             _place(tree, axes, centres[number], bases[number])
         centres *= is_present[:, :, None]
-    if frame is not None and frame.features is not None:
-        if width == frame.features.size:
-            centres, bases = frame.in_all_features(centres, 2), frame.in_all_features(bases, 2)
-            width = frame.shift.size
-        num_outside = frame.shift.size - width
     return Dictionary(
         tree=tree_from_mask(is_present),
         centres=jax.device_put(centres),

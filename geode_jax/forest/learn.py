@@ -35,7 +35,7 @@ from geode_jax.rows.frame import Frame, learn_frame, to_model, view_in_model
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, as_array, has_missing
-from geode_jax.settings import DictionarySettings
+from geode_jax.settings import DictionarySettings, FeatureNoise
 
 OnShapes: TypeAlias = Callable[[Forest], None]
 
@@ -97,7 +97,7 @@ def grow_in_frame(
     on_shapes: OnShapes | None = None,
     processes: Processes = ALONE,
 ) -> Forest:
-    """The forest of rows in model coordinates: of all features, those that the `frame` leaves out included.
+    """The forest of rows in model coordinates, which leave out the features that never vary.
 
     The plan may be that of all features. An array `x` is modified in place: it is divided by the units and noise scales
     of the features. With wide data it is released once it is no longer needed, unless the caller holds a reference. A
@@ -149,11 +149,8 @@ def grow_in_frame(
     show(1.0, "learned dictionaries")
     partial_rows = freeze_partial_rows(learned, plan)
     borrowed = freeze_borrowed(learned, plan)
-    dictionary, statistics, probe = freeze_forest(learned, plan, frame)
+    dictionary, statistics, probe = freeze_forest(learned, plan)
     chosen = learned.chosen
-    row_space = None
-    if learned.axes is not None and dictionary.num_outside:
-        row_space = jax.device_put(frame.in_all_features(learned.axes.matrix))
     return Forest(
         dictionary=dictionary,
         statistics=statistics,
@@ -163,31 +160,24 @@ def grow_in_frame(
         shift=frame.shift,
         scale=_scale_of(frame, learned.scales, plan),
         dictionary_settings=plan.request,
-        noise_root=None if learned.noise_root is None else _root_of(frame, learned.noise_root),
-        row_space=row_space,
+        noise_root=learned.noise_root,
+        row_space=jax.device_put(learned.axes.matrix) if learned.axes is not None and dictionary.num_outside else None,
+        features=frame.features,
         found=Found(
             rank=chosen.rank,
             span_rank=None if chosen.span is None else chosen.span.bases.shape[2],
             num_candidates=plan.num_candidates(chosen.rank),
             decisions=(*about_units, *_about_constants(frame), *chosen.decisions),
             rank_limit=min(plan.max_rank, plan.span_rank or plan.max_rank),
-            num_constant=int(frame.is_left_out.sum()),
         ),
     )
 
 
 def _scale_of(frame: Frame, scales: np.ndarray, plan: Plan) -> np.ndarray:
-    """Divisors of all features, (D,). What never varies has the least noise that a feature may have."""
-    noise = plan.request.feature_noise
-    found = frame.divided(scales).scale
-    found[frame.is_left_out] *= (1.0 if noise is None else noise.floor) * scales.mean()
-    return found
-
-
-def _root_of(frame: Frame, root: np.ndarray) -> np.ndarray:
-    """A noise root of all features, (D, D), which leaves those that never vary as they are."""
-    found = frame.in_all_features(frame.in_all_features(root, 0), 1)
-    found[frame.is_left_out, frame.is_left_out] = 1.0
+    """Divisors of all features, (D,). That of what never varies is its standard deviation in new rows, a small one."""
+    found, is_left_out = frame.divided(scales).scale, frame.is_left_out
+    noise = plan.request.feature_noise or FeatureNoise()
+    found[is_left_out] = noise.floor * np.exp(np.log(found[~is_left_out]).mean())
     return found
 
 
@@ -195,7 +185,7 @@ def _about_constants(frame: Frame) -> tuple[Decision, ...]:
     number = int(frame.is_left_out.sum())
     if number == 0:
         return ()
-    why = "nothing is learned from them, and what they add to every log density says nothing"
+    why = "what they add to every log density says nothing"
     return (Decision("features that never vary", str(number), why),)
 
 

@@ -16,8 +16,8 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.api import log_density_draws
+from geode_jax.predict.constants import with_constants
 from geode_jax.predict.samples import sample_rows
-from geode_jax.rows.frame import to_data
 from geode_jax.settings import GammaPrior
 
 
@@ -76,16 +76,15 @@ def _replications(key: KeyArray, posterior: Posterior, num_rows: int, count: int
             )
             row = np.arange(num_rows, dtype=np.int32)
             rows = sample_rows(keys[chain, draw], posterior.dictionary, one, posterior.row_space, row)
-            values[chain, draw] = to_data(np.asarray(rows), posterior.frame)
+            values[chain, draw] = with_constants(keys[chain, draw], posterior, np.asarray(rows))
     dataset = _dataset({"x": (("chain", "draw", "row", "feature"), values)})
     return dataset.assign_coords(draw=number)
 
 
 def _posterior(posterior: Posterior) -> xarray.Dataset:
     draws, kept = posterior.draws, _kept_nodes(posterior)
-    unit = np.exp(np.mean(np.log(posterior.scale)))
     sigma2 = np.exp(draws.log_sigma2)[..., posterior.dictionary.tree.scale[kept]]
-    signal = unit * np.sqrt(sigma2[..., None] * np.expm1(draws.neg_log_u[..., kept, :]))
+    signal = posterior.unit * np.sqrt(sigma2[..., None] * np.expm1(draws.neg_log_u[..., kept, :]))
     variables: dict[str, Any] = {
         "sigma": (("scale",), posterior.sigma),
         "scale_weight": (("scale",), posterior.scale_weights),

@@ -180,12 +180,13 @@ class PosteriorPredictive(Distribution):
 
     For use inside a model, ``numpyro.sample("x", PosteriorPredictive(posterior), obs=x)``, or as a prior of a latent
     vector: `log_prob` is differentiable. In the data's units and JAX's current default precision. The density is
-    averaged over `num_draws` posterior draws per tree, and over all trees with equal weights.
+    averaged over `num_draws` posterior draws per tree, and over all trees with equal weights. Features that never
+    varied in the training rows are normal, with their value as the mean and a small deviation.
     """
 
     support = constraints.real_vector
     arg_constraints: ClassVar[dict[str, Any]] = {}
-    pytree_data_fields = ("dictionary", "draws", "shift", "scale", "root", "inverse_root", "space")
+    pytree_data_fields = ("dictionary", "draws", "shift", "scale", "root", "inverse_root", "space", "features")
 
     def __init__(
         self, posterior: Posterior, *, num_draws: int = DENSITY_DRAWS, validate_args: bool | None = None
@@ -196,6 +197,7 @@ class PosteriorPredictive(Distribution):
         parts = posterior.dictionary, draws, posterior.shift, posterior.scale, root, inverse, posterior.row_space
         parts = jax.tree.map(_in_default_precision, parts)
         self.dictionary, self.draws, self.shift, self.scale, self.root, self.inverse_root, self.space = parts
+        self.features = None if posterior.features is None else jnp.asarray(posterior.features)
         super().__init__((), (posterior.num_features,), validate_args=validate_args)
 
     def log_prob(self, value: Float[Array, "*batch D"], intermediates: Any = None) -> Float[Array, "*batch"]:
@@ -203,24 +205,31 @@ class PosteriorPredictive(Distribution):
         value = jnp.asarray(value)
         farthest = FARTHEST[self.scale.dtype.name]
         scaled = jnp.clip((value - self.shift) / self.scale, -farthest, farthest)
-        rows = _times(scaled, self.inverse_root).reshape(-1, self.event_shape[0])
+        apart = self._is_constant * scaled
+        scaled = scaled if self.features is None else scaled[..., self.features]
+        rows = _times(scaled, self.inverse_root).reshape(-1, scaled.shape[-1])
         if self.space is not None:
             rows = space_coordinates(self.space, rows)
         by_tree = log_density_by_tree(self.dictionary, self.draws, rows)
         total = jax.nn.logsumexp(by_tree, axis=1) - jnp.log(by_tree.shape[1]) - jnp.log(self.scale).sum()
-        return total.reshape(value.shape[:-1])
+        of_constants = 0.5 * jnp.sum(jnp.square(apart) + self._is_constant * jnp.log(2 * jnp.pi), axis=-1)
+        return total.reshape(value.shape[:-1]) - of_constants
 
     def sample(self, key: KeyArray, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*sample D"]:
         """New rows."""
         num_rows = int(np.prod(sample_shape, dtype=int))
         rows = sample_rows(key, self.dictionary, self.draws, self.space, jnp.arange(max(num_rows, 1)))[:num_rows]
-        return (self.shift + self.scale * _times(rows, self.root)).reshape(*sample_shape, *self.event_shape)
+        scaled = self._in_all(_times(rows, self.root))
+        if self.features is not None:
+            own = jax.random.normal(jax.random.fold_in(key, 2**31 - 1), scaled.shape, scaled.dtype)
+            scaled += self._is_constant * own
+        return (self.shift + self.scale * scaled).reshape(*sample_shape, *self.event_shape)
 
     @property
     def mean(self) -> Float[Array, "D"]:
         """Mean of the mixture over trees, draws and nodes."""
         mean = _sum_of_products("fk,fkc->c", self._node_weights().sum(axis=1), self.dictionary.centres)
-        return self.shift + self.scale * self._in_features(mean)
+        return self.shift + self.scale * self._in_all(self._in_features(mean))
 
     @property
     def variance(self) -> Float[Array, "D"]:
@@ -240,7 +249,21 @@ class PosteriorPredictive(Distribution):
             within = _sum_of_products("fkcm,fkm,fkem->ce", forest.bases, alpha2, forest.bases)
             half = self._in_features(between + within)  # (c, D)
             of_nodes = jnp.sum(half[:-1].T * self.space, axis=1)
-        return jnp.square(self.scale) * (of_nodes + noise * jnp.sum(weights * sigma2))
+        found = self._in_all(of_nodes + noise * jnp.sum(weights * sigma2)) + self._is_constant
+        return jnp.square(self.scale) * found
+
+    @property
+    def _is_constant(self) -> Float[Array, "D"]:
+        """1 for the features that never varied."""
+        varies = self._in_all(jnp.ones(self.event_shape if self.features is None else self.features.shape))
+        return (1.0 - varies).astype(self.scale.dtype)
+
+    def _in_all(self, values: Float[Array, "*batch V"]) -> Float[Array, "*batch D"]:
+        """Values of the features that vary, and 0 for the others."""
+        if self.features is None:
+            return values
+        whole = jnp.zeros((*values.shape[:-1], *self.event_shape), values.dtype)
+        return whole.at[..., self.features].set(values)
 
     def _node_weights(self) -> Float[Array, "F T K"]:
         num_trees, num_draws = self.draws.log_joint.shape

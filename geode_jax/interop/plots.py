@@ -106,9 +106,15 @@ def cells(
     wanted = 3 if ax.name == "3d" else 2
     if len(shown) != wanted or not all(0 <= feature < posterior.num_features for feature in shown):
         raise ValueError(f"features: expected {wanted} numbers below {posterior.num_features}, got {features!r}")
+    constant = [feature for feature in shown if posterior.frame.is_left_out[feature]]
+    if constant:
+        raise ValueError(f"features: expected features that vary in the training rows, got {constant}, which do not")
     if X is not None:
         rows = check_data(X, allow_nan=True, num_features=posterior.num_features)
         ax.plot(*rows[:, shown].T, ".", color="black", markersize=2, alpha=0.4)
+    labels = [f"feature {feature}" for feature in shown]
+    shown = (np.cumsum(~posterior.frame.is_left_out) - 1)[shown].tolist()
+    posterior = posterior.of_varying
     draws = posterior.draws
     root = posterior.noise_root
     shape = np.eye(wanted) if root is None else root[shown] @ root[:, shown]
@@ -132,7 +138,6 @@ def cells(
             ax.plot(*outline.T, color=f"C{scale_of[node] % 10}", linewidth=1.5, alpha=darkness)
     for scale in np.unique(scale_of[weight > 1e-3]):
         ax.plot(*[[]] * wanted, color=f"C{scale % 10}", label=f"scale {scale}")
-    labels = [f"feature {feature}" for feature in shown]
     ax.set(**dict(zip(("xlabel", "ylabel", "zlabel"), labels, strict=False)))
     ax.legend(frameon=False)
     return ax
@@ -159,9 +164,11 @@ def dictionary_images(
     if int(np.prod(shape)) != posterior.num_features:
         raise ValueError(f"shape: expected that of {posterior.num_features} pixels, got {shape}")
     found = [node_in_features(posterior, tree, node) for node in nodes]
-    centres = posterior.shift + posterior.scale * np.stack([centre for centre, _ in found])
+    frame = posterior.frame
+    centres = posterior.shift + posterior.scale * frame.in_all_features(np.stack([centre for centre, _ in found]), 1)
     low, high = float(centres.min()), float(centres.max())
-    directions = posterior.scale[:, None] * np.stack([basis[:, :num_directions] for _, basis in found])
+    bases = frame.in_all_features(np.stack([basis[:, :num_directions] for _, basis in found]), 1)
+    directions = posterior.scale[:, None] * bases
     largest = np.maximum(np.abs(directions).max(axis=1, keepdims=True), np.finfo(float).tiny)
     shown = 0.5 * (low + high) + 0.5 * (high - low) * directions / largest
     rows = {

@@ -1,5 +1,7 @@
 """The frozen dictionary: what stage one, in NumPy, hands to stage two, in JAX."""
 
+from collections.abc import Mapping
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,8 +20,9 @@ class Dictionary(eqx.Module):
     Columns of a basis beyond the node's rank are zero. A forest is the same class with a leading axis F on every
     array, and so is a set of dictionaries that each left a fold out.
 
-    Model coordinates are c = D, or fewer where there are far fewer training rows than features: those in a space that
-    holds all training rows, and last a row's distance from it, where all nodes have zeros. `num_outside`: D - c.
+    Model coordinates are c = V, of the features that vary, or fewer where there are far fewer training rows than these:
+    those in a space that holds all training rows, and last a row's distance from it, where all nodes have zeros.
+    `num_outside`: V - c.
     """
 
     tree: Tree
@@ -30,7 +33,7 @@ class Dictionary(eqx.Module):
 
     @property
     def num_features(self) -> int:
-        """D."""
+        """V."""
         return self.centres.shape[-1] + self.num_outside
 
     @property
@@ -45,7 +48,7 @@ class Dictionary(eqx.Module):
 
 
 @jax.jit
-def coloured(dictionary: Dictionary, root: Float[Array, "D D"] | None) -> Dictionary:
+def coloured(dictionary: Dictionary, root: Float[Array, "V V"] | None) -> Dictionary:
     """A dictionary of the coordinates ``R^{-1} x`` mapped to those of x: centres ``R mu`` and bases ``R Phi``."""
     if root is None:
         return dictionary
@@ -55,8 +58,8 @@ def coloured(dictionary: Dictionary, root: Float[Array, "D D"] | None) -> Dictio
 
 
 @jax.jit
-def spread_out(dictionary: Dictionary, space: Float[Array, "D p"] | None) -> Dictionary:
-    """A dictionary in coordinates of a space, in those of R^D: what is not in the space is zero there."""
+def spread_out(dictionary: Dictionary, space: Float[Array, "V p"] | None) -> Dictionary:
+    """A dictionary in coordinates of a space, in those of R^V: what is not in the space is zero there."""
     if space is None:
         return dictionary
     centres = jnp.matmul(dictionary.centres[..., :-1], space.T, precision=HIGHEST)
@@ -68,19 +71,31 @@ def spread_out(dictionary: Dictionary, space: Float[Array, "D p"] | None) -> Dic
 DICTIONARY_MEMBERS = {
     **members_of(Dictionary, "dictionary", "F", {"ranks": up_to("d")}),
     "tree.is_present": Member("b", ("F", "K")),
-    "row_space": Member("f", ("D", "p"), is_optional=True),
+    "row_space": Member("f", ("V", "p"), is_optional=True),
+    "features": Member("i", ("V",), is_optional=True),
 }
+
+
+def sizes_of_features(arrays: Mapping[str, np.ndarray]) -> Sizes:
+    """The number V of features that vary, by the arrays of a file. Raises ValueError if these are no features."""
+    num_features, features = arrays["shift"].size, arrays.get("features")
+    if features is None:
+        return {"V": num_features}
+    is_right = features.ndim == 1 and features.dtype.kind == "i" and features.size > 0 and features[0] >= 0
+    if not (is_right and features[-1] < num_features and (np.diff(features) > 0).all()):
+        raise ValueError(f"'features' holds other values than ascending numbers below {num_features}")
+    return {"V": features.size}
 
 
 def check_coordinates(sizes: Sizes) -> None:
     """Raise ValueError unless dictionaries of a file have as many coordinates as its features or row space ask for."""
-    expected = sizes["p"] + 1 if "p" in sizes else sizes["D"]
-    if sizes["c"] != expected or expected > sizes["D"]:
-        raise ValueError(f"dictionaries have {sizes['c']} coordinates, expected {expected} for {sizes['D']} features")
+    expected = sizes["p"] + 1 if "p" in sizes else sizes["V"]
+    if sizes["c"] != expected or expected > sizes["V"]:
+        raise ValueError(f"dictionaries have {sizes['c']} coordinates, expected {expected} for {sizes['V']} features")
 
 
 def dictionary_of(arrays: dict[str, np.ndarray]) -> Dictionary:
     """The dictionaries of a file's arrays, which were checked; to be called within their precision."""
     own = jax.device_put(within(arrays, "dictionary"))
-    num_outside = arrays["shift"].size - arrays["dictionary.centres"].shape[-1]
+    num_outside = sizes_of_features(arrays)["V"] - arrays["dictionary.centres"].shape[-1]
     return Dictionary(tree=tree_from_mask(arrays["tree.is_present"]), **own, num_outside=num_outside)

@@ -33,7 +33,6 @@ class Found:
     `rank`: directions per node. `span_rank`: directions of the span shared by all nodes; None without one.
     `num_candidates`: nodes of a tree that a complete row may belong to. `decisions`: what was chosen, and why; empty
     for files of the first format. `rank_limit`: the most directions that could have been found; None in older files.
-    `num_constant`: features that never vary, and are left out of what is learned; 0 in older files.
     """
 
     rank: int
@@ -41,7 +40,6 @@ class Found:
     num_candidates: int
     decisions: tuple[Decision, ...] = ()
     rank_limit: int | None = None
-    num_constant: int = 0
 
     def to_header(self) -> dict[str, Any]:
         """As a dictionary for the header of a file."""
@@ -52,9 +50,7 @@ class Found:
         """The inverse of :meth:`to_header`."""
         decisions = tuple(Decision(**each) for each in header["decisions"])
         sizes = header["rank"], header["span_rank"], header["num_candidates"]
-        limit, constant = header.get("rank_limit"), header.get("num_constant", 0)
+        limit = header.get("rank_limit")
         if not all(isinstance(size, int) and size > 0 for size in (sizes[0], sizes[1] or 1, sizes[2], limit or 1)):
             raise ValueError(f"rank, span_rank, num_candidates and rank_limit are {(*sizes, limit)}, not sizes")
-        if not isinstance(constant, int) or constant < 0:
-            raise ValueError(f"num_constant is {constant!r}, not a number of features")
-        return cls(*sizes, decisions, limit, constant)
+        return cls(*sizes, decisions, limit)

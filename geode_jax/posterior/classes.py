@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from geode_jax._files.archive import read_archive, within, write_archive
 from geode_jax._files.schema import LOG_PROBABILITY, POSITIVE, Member, check_arrays, check_version
 from geode_jax.learning.class_span import Reduction
+from geode_jax.model.dictionary import sizes_of_features
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.frame import Frame
 
@@ -21,8 +22,8 @@ _MEMBERS = {
     "scale": Member("f", ("D",), POSITIVE),
     "log_prior": Member("f", ("G",), LOG_PROBABILITY),
     "features": Member("i", ("V",), is_optional=True),
-    "reduction.origin": Member("f", ("c",), is_optional=True),
-    "reduction.basis": Member("f", ("c", "r"), is_optional=True),
+    "reduction.origin": Member("f", ("V",), is_optional=True),
+    "reduction.basis": Member("f", ("V", "r"), is_optional=True),
     "reduction.noise": Member("f", (), POSITIVE, is_optional=True),
 }
 
@@ -120,13 +121,10 @@ class ClassPosterior(eqx.Module):
         )
         numbers = tuple(f"{number}." for number in range(len(members)))
         own_arrays = {name: array for name, array in arrays.items() if not name.startswith(numbers)}
-        features, sizes = own_arrays.get("features"), {"G": len(members)}
+        if "shift" not in own_arrays:
+            raise ValueError("arrays are missing or unknown: 'shift'")
+        sizes = {"G": len(members), **sizes_of_features(own_arrays)}
         check_arrays(own_arrays, _MEMBERS, sizes)
-        if features is not None and not _are_ascending(features, sizes["D"]):
-            raise ValueError(f"'features' holds other values than ascending numbers below {sizes['D']}")
-        expected = sizes["D"] if features is None else features.size
-        if sizes.get("c", expected) != expected:
-            raise ValueError(f"the reduction is of {sizes['c']} features, expected {expected}")
         parts = within(arrays, "reduction")
         if parts and len(parts) < len(Reduction._fields):
             raise ValueError("a part of the reduction is missing")
@@ -134,9 +132,9 @@ class ClassPosterior(eqx.Module):
         # the first files had no power_exponent: one power for all rows
         powers = float(header["power"]), float(header.get("power_exponent", 0.0))
         own = arrays["shift"], arrays["scale"], arrays["log_prior"]
-        found = ClassPosterior(members, reduction, *own, *powers, features)
+        found = ClassPosterior(members, reduction, *own, *powers, own_arrays.get("features"))
         own_features = {member.num_features for member in members}
-        expected = expected if reduction is None else reduction.basis.shape[1]
+        expected = sizes["V"] if reduction is None else reduction.basis.shape[1]
         if own_features != {expected}:
             raise ValueError(f"classes have {sorted(own_features)} features, expected {expected}")
         if len({(member.num_trees, member.dtype) for member in members}) > 1:
@@ -144,9 +142,3 @@ class ClassPosterior(eqx.Module):
         if not all(np.isfinite(power) for power in powers) or powers[0] <= 0.0:
             raise ValueError(f"powers are {powers}, expected finite numbers, the first above 0")
         return found
-
-
-def _are_ascending(features: np.ndarray, num_features: int) -> bool:
-    """Whether these are different features, at least one, in their order."""
-    inside = features.size > 0 and features[0] >= 0 and features[-1] < num_features
-    return bool(inside and (np.diff(features) > 0).all())

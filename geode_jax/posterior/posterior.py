@@ -33,6 +33,7 @@ from geode_jax.model.dictionary import (
     Dictionary,
     check_coordinates,
     dictionary_of,
+    sizes_of_features,
     spread_out,
 )
 from geode_jax.model.draw import Adaptation, Draw
@@ -41,7 +42,7 @@ from geode_jax.rows.frame import Frame
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 _FORMAT = "geode_jax posterior"
-_FORMAT_VERSION = 2  # that of files with a row space; others are of version 1
+_FORMAT_VERSION = 3  # that of files with features that never vary; 2 with a row space; others are of version 1
 _PARTS = ("dictionary", "draws", "adaptation")
 
 
@@ -50,8 +51,10 @@ class Posterior(eqx.Module):
 
     Made by :func:`geode_jax.fit`. Arrays of `draws` have axes (trees F, chains C, draws T, ...); `dictionary` has a
     leading axis F. Everything is in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of
-    shape (D,) in float64 and R the symmetric `noise_root`, (D, D), of determinant 1: over their scales the features
-    have noise of covariance ``sigma2 R R``. None is the identity. With a `row_space`, (D, p), orthonormal columns that
+    shape (D,) in float64 and R the symmetric `noise_root`, (V, V), of determinant 1: over their scales the features
+    have noise of covariance ``sigma2 R R``. None is the identity. `features`, (V,): those that x has, which vary in the
+    training rows; None is all D. Each of the others is normal by itself, with mean `shift` and deviation `scale`, which
+    is small. With a `row_space`, (V, p), orthonormal columns that
     span all training rows, x are the p coordinates of ``(y - shift) / scale`` in it, and last the distance from it: all
     that densities depend on where there are far fewer rows than features. `dictionary_settings` are as given by the
     user; `found` is what they left open, with the reasons for each choice. `lost_mass`, (F,): mean posterior
@@ -74,7 +77,8 @@ class Posterior(eqx.Module):
     found: Found = eqx.field(static=True)
     noise_root: np.ndarray | None = None
     lost_mass: np.ndarray | None = None
-    row_space: Float[Array, "D p"] | None = None
+    row_space: Float[Array, "V p"] | None = None
+    features: np.ndarray | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -84,7 +88,7 @@ class Posterior(eqx.Module):
     @property
     def num_features(self) -> int:
         """D."""
-        return self.dictionary.num_features
+        return self.shift.size
 
     @property
     def num_trees(self) -> int:
@@ -104,12 +108,21 @@ class Posterior(eqx.Module):
     @property
     def frame(self) -> Frame:
         """Coordinates of the model."""
-        return Frame(self.shift, self.scale, self.noise_root)
+        return Frame(self.shift, self.scale, self.noise_root, self.features)
+
+    @property
+    def of_varying(self) -> "Posterior":
+        """That of the features that vary alone: V is its D."""
+        if self.features is None:
+            return self
+        return dataclasses.replace(
+            self, shift=self.shift[self.features], scale=self.scale[self.features], features=None
+        )
 
     @property
     def log_jacobian(self) -> float:
-        """What to add to a log density of x to get that of y."""
-        return -float(np.log(self.scale).sum())
+        """What to add to a log density of x to get that of the features that it has, in the data's units."""
+        return -float(np.log(self.of_varying.scale).sum())
 
     def thin(self, num_draws: int | None) -> Draw:
         """Draws evenly spaced over each chain, with axes (F, T', ...).
@@ -123,10 +136,14 @@ class Posterior(eqx.Module):
         return jax.tree.map(lambda leaf: leaf[:, :, index].reshape(leaf.shape[0], -1, *leaf.shape[3:]), self.draws)
 
     @property
+    def unit(self) -> float:
+        """The geometric mean of the scales of the features that vary."""
+        return float(np.exp(np.mean(np.log(self.of_varying.scale))))
+
+    @property
     def sigma(self) -> Float[np.ndarray, "F C T S"]:
         """Noise standard deviation by scale, in the data's units (times the feature's relative noise scale)."""
-        unit = np.exp(np.mean(np.log(self.scale)))
-        return unit * np.exp(0.5 * np.asarray(self.draws.log_sigma2, dtype=np.float64))
+        return self.unit * np.exp(0.5 * np.asarray(self.draws.log_sigma2, dtype=np.float64))
 
     @property
     def scale_weights(self) -> Float[np.ndarray, "F C T S"]:
@@ -188,13 +205,13 @@ class Posterior(eqx.Module):
 
         There may be more then. A mode at `Posterior.found.rank`, if that is less, means that held-out rows told of no
         further directions. `Posterior.found.rank_limit` is how many were allowed: `max_rank`, or its default; never
-        more than D - 1, as the noise must show too. Files of earlier versions do not say: their mode is returned.
+        more than V - 1, as the noise must show too. Files of earlier versions do not say: their mode is returned.
         """
         mode = int(np.argmax(self.intrinsic_dimension_probabilities))
         return None if mode == self.found.rank == self.found.rank_limit else mode
 
     def spread_out(self) -> "Posterior":
-        """The same posterior without a `row_space`: its dictionary has all D coordinates, and may take much memory."""
+        """The same posterior without a `row_space`: its dictionary has V coordinates, and may take much memory."""
         if self.row_space is None:
             return self
         with jax_settings(self.dtype):
@@ -232,11 +249,12 @@ class Posterior(eqx.Module):
             "shift": self.shift,
             "scale": self.scale,
         }
-        optional = {"noise_root": self.noise_root, "lost_mass": self.lost_mass, "row_space": self.row_space}
+        names = "noise_root", "lost_mass", "row_space", "features"
+        optional = {name: getattr(self, name) for name in names}
         arrays |= {name: np.asarray(array) for name, array in optional.items() if array is not None}
         header = {
             "format": _FORMAT,
-            "version": 1 if self.row_space is None else _FORMAT_VERSION,
+            "version": 3 if self.features is not None else 1 if self.row_space is None else 2,
             "dictionary_settings": encode(self.dictionary_settings),
             "found": self.found.to_header(),
             "prior": encode(self.prior),
@@ -267,7 +285,7 @@ _MEMBERS = {
     **_IN_MODEL_TYPE,
     "shift": Member("f", ("D",)),
     "scale": Member("f", ("D",), POSITIVE),
-    "noise_root": Member("f", ("D", "D"), POSITIVE_DEFINITE, is_optional=True),
+    "noise_root": Member("f", ("V", "V"), POSITIVE_DEFINITE, is_optional=True),
     "lost_mass": Member("f", ("F",), SHARE, is_optional=True),
 }
 
@@ -279,7 +297,7 @@ def _check(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     if sorted(header.get("arrays", arrays)) != sorted(arrays):
         raise ValueError("the arrays are not those that the header lists")
     num_nodes = arrays["tree.is_present"].shape[-1] if arrays["tree.is_present"].ndim == 2 else 0
-    sizes = {"S": (num_nodes + 1).bit_length() - 1}
+    sizes = {"S": (num_nodes + 1).bit_length() - 1, **sizes_of_features(arrays)}
     check_arrays(arrays, _MEMBERS, sizes)
     check_coordinates(sizes)
     check_one_float_type(arrays, _IN_MODEL_TYPE, arrays["dictionary.centres"].dtype)
@@ -307,6 +325,7 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
             noise_root=arrays.get("noise_root"),
             lost_mass=arrays.get("lost_mass"),
             row_space=jax.device_put(arrays.get("row_space")),
+            features=arrays.get("features"),
         )
 
 

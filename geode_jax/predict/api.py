@@ -12,6 +12,7 @@ from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.conditional import condition
 from geode_jax.predict.conformal import widening
+from geode_jax.predict.constants import log_density_of_constants, varying, with_constants
 from geode_jax.predict.density import density_row_bytes, log_densities, log_density_complete
 from geode_jax.predict.mixture import log_densities_partial
 from geode_jax.predict.rows import (
@@ -29,7 +30,6 @@ from geode_jax.predict.rows import (
     without_empty,
 )
 from geode_jax.predict.samples import sample_rows
-from geode_jax.rows.frame import to_data
 
 
 class Imputation(NamedTuple):
@@ -59,7 +59,8 @@ def log_density(
       NaN.
     - `num_candidates`: nodes per tree that are considered for a row with NaN. None: 6.
     """
-    posterior, data = check_rows(posterior, X)
+    whole, everything = check_rows(posterior, X)
+    posterior, data = varying(whole, everything)
     num_candidates = check_candidates(posterior, num_candidates)
 
     def of_complete(posterior: Posterior, draws: Draw, x: np.ndarray) -> np.ndarray:
@@ -71,7 +72,7 @@ def log_density(
         return by_row - is_observed @ np.log(posterior.scale)
 
     counts = check_draws(num_draws, DENSITY_DRAWS), check_draws(num_draws, PARTIAL_DRAWS)
-    return map_rows(posterior, data, counts, of_complete, of_partial)
+    return map_rows(posterior, data, counts, of_complete, of_partial) + log_density_of_constants(whole, everything)
 
 
 def log_density_draws(
@@ -87,7 +88,8 @@ def log_density_draws(
     gets the marginal log density of its observed entries. `num_draws` thins to that many draws per tree, evenly over
     the chains; None keeps all. `num_candidates` is that of :func:`log_density`.
     """
-    posterior, data = check_rows(posterior, X)
+    whole, everything = check_rows(posterior, X)
+    posterior, data = varying(whole, everything)
     num_candidates = check_candidates(posterior, num_candidates)
     num_draws = check_draws(num_draws, None)
 
@@ -115,7 +117,7 @@ def log_density_draws(
 
     by_draw = map_rows(posterior, data, (num_draws, num_draws), of_complete, of_partial)
     by_chain = by_draw.reshape(data.shape[0], posterior.num_trees, posterior.num_chains, -1)
-    return np.moveaxis(by_chain, 0, 3)
+    return np.moveaxis(by_chain, 0, 3) + log_density_of_constants(whole, everything)
 
 
 def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[np.ndarray, "n D"]:
@@ -131,7 +133,7 @@ def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[n
             np.arange(num_samples, dtype=np.int32),
             bytes_per_row=4 * posterior.dtype.itemsize * posterior.num_features,
         )
-    return to_data(x, posterior.frame)
+    return with_constants(key, posterior, x)
 
 
 def impute(
@@ -165,9 +167,13 @@ def impute(
 
     if rows is None:
         return summary(data)
-    share = widening(lambda x: summary(x)[1:], rows, np.isnan(data), interval)
+    # what never varies has intervals of its own, and so has a row that shows nothing of the rest
+    varies = ~posterior.frame.is_left_out
+    shows_nothing = np.isnan(data[:, varies]).all(axis=1, keepdims=True)
+    is_missing = np.isnan(data) & varies & ~shows_nothing
+    share = widening(lambda x: summary(x)[1:], rows, is_missing, interval)
     filled, lower, upper = summary(data)
-    more = share * (upper - lower)
+    more = np.where(upper > lower, share * (upper - lower), 0.0)
     return Imputation(filled, np.minimum(lower - more, filled), np.maximum(upper + more, filled))
 
 

@@ -84,15 +84,24 @@ def class_log_probabilities(
     probable one (-inf if there is no such draw). `num_draws` and `num_candidates`: as in :func:`class_log_densities`.
     """
     check_instance(vote, "vote", bool)
-    data = check_data(X, "X", allow_nan=True)
-    by_draw = class_log_densities(posterior, data, num_draws=num_draws, num_candidates=num_candidates)
-    if vote:
-        winner = np.argmax(by_draw + posterior.log_prior[:, None], axis=1)
-        shares = np.stack([(winner == number).mean(axis=1) for number in range(posterior.num_classes)], axis=1)
-        with np.errstate(divide="ignore"):
-            return np.log(shares)
+    check_instance(posterior, "posterior", ClassPosterior)
+    data = check_data(X, "X", allow_nan=True, num_features=posterior.num_features)
     share = (~np.isnan(data[:, posterior.of_features])).mean(axis=1, keepdims=True)
-    return special.log_softmax(posterior.log_prior + posterior.power_at(share) * mean_over_draws(by_draw), axis=1)
+    found = np.empty((data.shape[0], posterior.num_classes))
+    # apart, as a complete row's number of draws must not depend on whether another row has gaps
+    for rows in (np.flatnonzero(share == 1.0), np.flatnonzero(share < 1.0)):
+        if rows.size == 0:
+            continue
+        by_draw = class_log_densities(posterior, data[rows], num_draws=num_draws, num_candidates=num_candidates)
+        if vote:
+            winner = np.argmax(by_draw + posterior.log_prior[:, None], axis=1)
+            shares = [(winner == number).mean(axis=1) for number in range(posterior.num_classes)]
+            with np.errstate(divide="ignore"):
+                found[rows] = np.log(np.stack(shares, axis=1))
+        else:
+            power = posterior.power_at(share[rows])
+            found[rows] = special.log_softmax(posterior.log_prior + power * mean_over_draws(by_draw), axis=1)
+    return found
 
 
 def mean_over_draws(log_density: Float[np.ndarray, "n G T"]) -> Float[np.ndarray, "n G"]:

@@ -14,6 +14,7 @@ from geode_jax.math.streaming import map_row_blocks
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.conditional_moments import conditional_draws, conditional_summary
+from geode_jax.predict.constants import draws_of, log_density_of_constants, summary_of, varying
 from geode_jax.predict.density import density_row_bytes, log_density_by_tree
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.rows import (
@@ -147,14 +148,7 @@ class Conditional:
         Of a marginal, `values` have one column for each of its features. 0 for rows without missing features. Raises
         ValueError if `values` has another shape, or is NaN where a feature is missing.
         """
-        missing = np.isnan(self._columns(self.rows))
-        given = check_data(values, "values", allow_nan=True, min_rows=0)
-        if given.shape != missing.shape:
-            raise ValueError(
-                f"values: expected shape {missing.shape}, rows and features of this distribution, got {given.shape}"
-            )
-        if np.isnan(given[missing]).any():
-            raise ValueError("values: expected a number wherever the rows have a missing value, got NaN")
+        given, missing = self._checked(values)
         result = np.zeros(self.rows.shape[0])
         whole = self.rows.astype(np.float64)
         columns = np.arange(whole.shape[1]) if self.features is None else self.features
@@ -163,6 +157,18 @@ class Conditional:
             part = dataclasses.replace(self, posterior=posterior)
             result[rows] = part._log_prob_of(rows, whole[np.ix_(rows, columns)], missing[rows])
         return result
+
+    def _checked(self, values: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Values for the wanted features, and which of these the rows miss, (n, D') each."""
+        missing = np.isnan(self._columns(self.rows))
+        given = check_data(values, "values", allow_nan=True, min_rows=0)
+        if given.shape != missing.shape:
+            raise ValueError(
+                f"values: expected shape {missing.shape}, rows and features of this distribution, got {given.shape}"
+            )
+        if np.isnan(given[missing]).any():
+            raise ValueError("values: expected a number wherever the rows have a missing value, got NaN")
+        return given, missing
 
     def _log_prob_of(self, rows: np.ndarray, values: np.ndarray, missing: np.ndarray) -> np.ndarray:
         """Log density of some rows' missing features at `values`, (rows, D')."""
@@ -251,6 +257,63 @@ class Conditional:
         return to_data(x, Frame(self._columns(posterior.shift), self._columns(posterior.scale)))
 
 
+class _BesideConstants(Conditional):
+    """The same where some features never varied: these depend on no others."""
+
+    def _parts(self) -> tuple[Conditional | None, np.ndarray, np.ndarray]:
+        """The distribution of the wanted features that vary (None: of none), their columns, and those of the rest."""
+        posterior, rows = varying(self.posterior, self.rows)
+        wanted = np.arange(self.rows.shape[1]) if self.features is None else self.features
+        number = np.cumsum(~self.posterior.frame.is_left_out) - 1
+        is_constant = self.posterior.frame.is_left_out[wanted]
+        place, rest = np.flatnonzero(~is_constant), np.flatnonzero(is_constant)
+        own = None if self.features is None else number[wanted[place]]
+        others = Conditional(posterior, rows, self.num_draws, self.num_candidates, own)
+        return others if place.size else None, place, rest
+
+    def _summary(self, levels: tuple[float, ...] | None) -> tuple[np.ndarray, ...]:
+        others, place, rest = self._parts()
+        wanted = self._columns(self.rows)
+        missing = np.isnan(wanted[:, rest])
+        count = 1 if levels is None else 2 + len(levels)
+        results = tuple(wanted.astype(np.float64) for _ in range(count))
+        if levels is not None:
+            results[1][:] = 0.0
+        shift, scale = (self._columns(values)[rest] for values in (self.posterior.shift, self.posterior.scale))
+        for result, value in zip(results, summary_of(shift, scale, levels), strict=True):
+            result[:, rest] = np.where(missing, value, result[:, rest])
+        if others is not None:
+            for result, found in zip(results, others._summary(levels), strict=True):
+                result[:, place] = found
+        return results
+
+    def sample(self, key: KeyArray, num_samples: int = 1) -> Float[np.ndarray, "s n D"]:
+        """As of :class:`Conditional`."""
+        key = check_key(key)
+        num_samples = check_integer(num_samples, "num_samples", 1)
+        others, place, rest = self._parts()
+        wanted = self._columns(self.rows)
+        result = np.repeat(wanted[None].astype(np.float64), num_samples, axis=0)
+        is_constant = np.isin(np.arange(wanted.shape[1]), rest)
+        drawn = self._columns(self.posterior.shift) + self._columns(self.posterior.scale) * draws_of(
+            key, is_constant, result.shape
+        )
+        result = np.where(np.isnan(wanted) & is_constant, drawn, result)
+        if others is not None:
+            result[..., place] = others.sample(key, num_samples)
+        return result
+
+    def log_prob(self, values: ArrayLike) -> Float[np.ndarray, "n"]:
+        """As of :class:`Conditional`."""
+        given, missing = self._checked(values)
+        others, place, rest = self._parts()
+        whole = np.full(self.rows.shape, np.nan)
+        wanted = np.arange(self.rows.shape[1]) if self.features is None else self.features
+        whole[:, wanted[rest]] = np.where(missing, given, np.nan)[:, rest]
+        found = log_density_of_constants(self.posterior, whole)
+        return found if others is None else found + others.log_prob(given[:, place])
+
+
 def condition(
     posterior: Posterior, X: ArrayLike, *, num_draws: int | None = None, num_candidates: int | None = None
 ) -> Conditional:
@@ -263,4 +326,5 @@ def condition(
     """
     posterior, data = check_rows(posterior, X)
     num_draws = check_draws(num_draws, CONDITIONAL_DRAWS)
-    return Conditional(posterior, data.copy(), num_draws, check_candidates(posterior, num_candidates))
+    kind = Conditional if posterior.features is None else _BesideConstants
+    return kind(posterior, data.copy(), num_draws, check_candidates(posterior, num_candidates))

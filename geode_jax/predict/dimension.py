@@ -13,6 +13,7 @@ from geode_jax.math.streaming import map_row_blocks
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.constants import varying
 from geode_jax.predict.density import density_row_bytes, node_probabilities
 from geode_jax.predict.mixture import Candidates, candidate_scores, of_each_tree
 from geode_jax.predict.nodes import Nodes
@@ -41,7 +42,7 @@ def intrinsic_dimension(
     `Posterior.intrinsic_dimension_probabilities`. `num_draws` and `num_candidates`: as in
     :func:`geode_jax.log_density`.
     """
-    posterior, data = check_rows(posterior, X)
+    posterior, data = varying(*check_rows(posterior, X))
     num_candidates = check_candidates(posterior, num_candidates)
 
     def of_complete(posterior: Posterior, draws: Draw, x: np.ndarray) -> np.ndarray:

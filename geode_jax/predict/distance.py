@@ -57,15 +57,17 @@ def by_distance(
 
 def is_far(posterior: Posterior | ClassPosterior, data: np.ndarray, rows: np.ndarray) -> Bool[np.ndarray, "n"]:
     """Whether the observed part of each of these rows is too far from the data for float32, or for a space in it."""
-    mean_square = np.zeros(rows.size)
+    counts = posterior.of_features if isinstance(posterior, ClassPosterior) else slice(None)
+    shift, scale = posterior.shift[counts], posterior.scale[counts]
+    mean_square, is_partial = np.zeros(rows.size), np.zeros(rows.size, dtype=bool)
     with np.errstate(over="ignore", invalid="ignore"):
         for part in slices(rows.size, data.shape[1]):
-            square = np.square((data[rows[part]] - posterior.shift) / posterior.scale)
-            mean_square[part] = np.nansum(square, axis=1) / data.shape[1]
+            own = data[rows[part]][:, counts]
+            is_partial[part] = np.isnan(own).any(axis=1)
+            mean_square[part] = np.nansum(np.square((own - shift) / scale), axis=1) / shift.size
     found = mean_square > FARTHEST_IN_FLOAT32**2
     if found.any():  # only then is the data's spread worth computing
         found &= mean_square > FARTHEST_IN_FLOAT32**2 * max(1.0, _mean_square(posterior))
-    is_partial = np.isnan(data[rows]).any(axis=1)
     return found | is_partial if is_partial.any() and _needs_digits(posterior) else found
 
 

@@ -23,6 +23,7 @@ from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.model.on_host import on_host
 from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.constants import log_density_of_constants
 from geode_jax.predict.density import log_density_of_statistics, lost_shares
 
 NUM_DRAWS = 100
@@ -31,7 +32,8 @@ NUM_DRAWS = 100
 def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarray, "n"]:
     """Leave-one-out log density, in nats and the data's units, of the complete training rows in their order.
 
-    `posterior` holds draws for `forest`. Rows with missing features are left out, as densities of different features
+    `posterior` holds draws for `forest`. Complete are rows that miss no feature which varies; those that never vary
+    count as observed. Rows with missing features are left out, as densities of different features
     cannot be compared. If rows have candidate nodes, the other nodes are ignored. Without cross-fitting the dictionary
     was learned from the row, and the density is too high.
     """
@@ -41,7 +43,9 @@ def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarr
         num_rows = int(forest.statistics.num_rows[0])
         draws = jax.device_put(posterior.thin(NUM_DRAWS))
         by_tree = _by_tree(forest, draws).astype(np.float64)
-    return np.logaddexp.reduce(by_tree[:, :num_rows], axis=0) - np.log(by_tree.shape[0]) + posterior.log_jacobian
+    of_constants = log_density_of_constants(posterior, posterior.shift[None])[0]
+    averaged = np.logaddexp.reduce(by_tree[:, :num_rows], axis=0) - np.log(by_tree.shape[0])
+    return averaged + posterior.log_jacobian + of_constants
 
 
 def _by_tree(forest: Forest, draws: Draw) -> Float[np.ndarray, "F n"]:

@@ -19,8 +19,8 @@ FARTHEST = {"float32": 1e15, "float64": 1e140}
 class Frame(NamedTuple):
     """Coordinates of the model: ``x = R^{-1} (y - shift) / scale``, shift and scale of shape (D,), float64.
 
-    `root` is the symmetric R, (D, D), of determinant 1; None where it is the identity. `features`, (V,): those that x
-    has; None where it has all. Stage one learns from the features that vary.
+    `features`, (V,): those that x has, in their order; None where it has all D. The model is one of the features that
+    vary. `root` is the symmetric R, (V, V), of determinant 1; None where it is the identity.
     """
 
     shift: np.ndarray
@@ -30,7 +30,7 @@ class Frame(NamedTuple):
 
     @property
     def inverse_root(self) -> np.ndarray | None:
-        """R^{-1}, (D, D)."""
+        """R^{-1}, (V, V)."""
         return None if self.root is None else np.linalg.inv(self.root)
 
     @property
@@ -126,11 +126,15 @@ def _of_features(values: np.ndarray, features: np.ndarray | None) -> np.ndarray:
 
 
 def to_data(x: np.ndarray, frame: Frame) -> np.ndarray:
-    """The inverse of :func:`to_model`, in float64; values beyond its range become its largest ones."""
+    """The inverse of :func:`to_model`, in float64; values beyond its range become its largest ones.
+
+    Features that x does not have get their shift.
+    """
     scaled = np.asarray(x, np.float64)
     largest = np.finfo(np.float64).max
     with np.errstate(over="ignore"):
-        found = frame.shift + frame.scale * (scaled if frame.root is None else scaled @ frame.root)
+        scaled = scaled if frame.root is None else scaled @ frame.root
+        found = frame.shift + frame.scale * frame.in_all_features(scaled, -1)
     return np.clip(found, -largest, largest)
 
 

@@ -57,8 +57,11 @@ class View:
             return self._source[index]
         rows, features = rows_and_features(index)
         columns = self._features[features]
-        is_pair = isinstance(rows, slice) or isinstance(self._source, RowFiles)
-        return self._source[(rows, columns) if is_pair else np.ix_(rows, columns)]
+        if isinstance(self._source, RowFiles):
+            return self._source[rows, columns]
+        if isinstance(rows, slice):  # in C order, as sums of whole arrays are
+            return self._source[rows].take(columns, axis=1)
+        return self._source[np.ix_(rows, columns)]
 
 
 class Product(View):
