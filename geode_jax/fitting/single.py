@@ -46,8 +46,9 @@ def fit(
 
     - `key`: a JAX key; everything random in the fit follows from it.
     - `X`: an array, or a pandas or polars frame, of numbers with at least 2 different rows. NaN is a missing value:
-      the posterior is conditioned on the observed values. Rows may all be partial, but every row and every column needs
-      an observed value. No copy is kept of a memory-mapped float32 or float64 file without NaN,
+      the posterior is conditioned on the observed values. Rows may all be partial, but every column needs an
+      observed value, and every row one of a column that varies (columns that never do are left out of what is learned,
+      see `Posterior.features`). No copy is kept of a memory-mapped float32 or float64 file without NaN,
       ``np.load(path, mmap_mode="r")``. Or the path of such a ``.npy`` file, or of a ``.parquet`` file (its rows are
       first written to a temporary file, in TMPDIR), or a list of paths: their rows one after the other.
     - `dictionary`: settings of stage one; None is ``DictionarySettings()``.
