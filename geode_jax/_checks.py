@@ -107,7 +107,7 @@ def check_columns(X: Any, name: str = "X") -> None:
     else:
         kind = _kind_of_array(X)
         if kind is not None:
-            raise TypeError(f"{name}: expected numbers, got {kind}; encode it as numbers")
+            raise TypeError(f"{name}: expected numbers, got dtype {kind}; encode it as numbers")
         return
     bad = [f"{column!r} ({kind})" for column, kind in kinds if kind is not None]
     if bad:

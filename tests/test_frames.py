@@ -55,7 +55,7 @@ def test_responses_that_are_no_numbers_are_refused(dates):
 
 def test_arrays_and_labels_of_dates_are_refused():
     dates = np.array(["2026-01-01", "2026-01-02"], dtype="M8[ns]").repeat(3)
-    with pytest.raises(TypeError, match="X: expected numbers, got datetime64"):
+    with pytest.raises(TypeError, match="X: expected numbers, got dtype datetime64"):
         geode_jax.GeodeDensity(**QUICK).fit(dates[:, None])
     with pytest.raises(TypeError, match="y: expected labels"):
         geode_jax.GeodeClassifier(**QUICK).fit(np.arange(12.0).reshape(6, 2), dates)

@@ -33,6 +33,7 @@ from geode_jax.math.row_uniforms import _products, uniforms_of_rows
 from geode_jax.model.statistics import Statistics
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds
+from geode_jax.rows.frame import Frame
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.training import Training
 from geode_jax.settings import SliceMembership
@@ -596,7 +597,8 @@ def test_rows_for_calibration_are_those_of_one_process(monkeypatch):
     monkeypatch.setattr(calibration, "mean_over_draws", lambda densities: densities.copy())
     monkeypatch.setattr(calibration, "to_model", lambda rows, *_: rows)
     x, labels = _classes()
-    posterior = mock.Mock(num_classes=2, num_features=8, log_prior=np.zeros(2))
+    frame = Frame(np.zeros(8), np.ones(8))
+    posterior = mock.Mock(num_classes=2, log_prior=np.zeros(2), frame=frame, dtype=x.dtype, of_features=slice(None))
     posterior.log_density_outside = lambda rows: np.zeros(len(rows))
 
     def chosen(x, labels, processes):
