@@ -1,5 +1,6 @@
 """Checks of arguments. Error messages name the argument, what was expected, and what was given."""
 
+import contextlib
 import numbers
 import sys
 from collections.abc import Mapping
@@ -120,11 +121,18 @@ def check_columns(X: Any, name: str = "X") -> None:
 
 def _kind_of_array(X: Any) -> str | None:
     """What is wrong with an array, or a single column, None if nothing that other checks would not find."""
-    dtype, pandas = getattr(X, "dtype", None), sys.modules.get("pandas")
+    pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(X, pandas.Series):
-        return _pandas_kind(X, dtype)
-    is_temporal = getattr(dtype, "is_temporal", bool)  # of polars
-    return str(dtype) if is_temporal() or getattr(dtype, "kind", "") in ("m", "M") else None
+        return _pandas_kind(X, X.dtype)
+    if isinstance(X, list | tuple):
+        with contextlib.suppress(TypeError, ValueError):  # ragged lists
+            X = np.asarray(X)
+    dtype = getattr(X, "dtype", None)
+    kind, is_temporal = getattr(dtype, "kind", ""), getattr(dtype, "is_temporal", bool)  # the latter of polars
+    if kind == "O":
+        dates = (one for one in np.ravel(X) if isinstance(one, np.datetime64 | np.timedelta64))
+        return next((str(one.dtype) for one in dates), None)
+    return str(dtype) if is_temporal() or kind in ("m", "M") else None
 
 
 def is_frame(X: Any, library: str) -> bool:

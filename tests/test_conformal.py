@@ -63,6 +63,7 @@ def test_rows_that_show_nothing_spoil_no_others(posterior):
     found = geode_jax.impute(posterior, with_empty, interval=0.9, calibration=rows[20:])
     np.testing.assert_allclose(found.upper[:20], expected.upper, rtol=1e-5)
     own = geode_jax.impute(posterior, with_empty[20:21], interval=0.9)
+    np.testing.assert_allclose(found.upper[20:21], own.upper, rtol=1e-5)
     alone = geode_jax.impute(posterior, with_empty[20:], interval=0.9, calibration=rows[20:])
     np.testing.assert_allclose(alone.upper[:1], own.upper, rtol=1e-5)
 

@@ -130,12 +130,16 @@ def test_the_others_are_predicted_as_without_them(fits):
     ):
         one, other = np.asarray(one), np.asarray(other)
         np.testing.assert_array_equal(one if one.shape == other.shape else one[..., fits.place], other)
-    calibration = {"calibration": fits.padded}, {"calibration": fits.rows}
+    known = fits.padded.copy()
+    known[0, fits.place] = np.nan  # of what varies it shows nothing
+    calibration = {"calibration": known}, {"calibration": known[:, fits.place]}
     with_, without = (
         geode_jax.impute(posterior, rows, interval=0.8, **given)
         for posterior, rows, given in zip((fits.found, fits.plain), (padded, x), calibration, strict=True)
     )
     np.testing.assert_array_equal(with_.upper[:, fits.place], without.upper)
+    alone = geode_jax.impute(fits.found, padded, interval=0.8)
+    np.testing.assert_array_equal(with_.upper[:, fits.constant], alone.upper[:, fits.constant])
 
 
 def test_constants_are_normal_with_a_small_deviation(fits):
@@ -162,7 +166,9 @@ def test_constants_are_normal_with_a_small_deviation(fits):
     whole[:, fits.constant] = at
     expected = geode_jax.condition(fits.plain, hidden[:, fits.place]).log_prob(fits.rows)
     np.testing.assert_allclose(both.log_prob(whole), expected + of_constants.log_prob(at))
+    of_some = geode_jax.condition(fits.found, hidden[:5]).sample(jax.random.key(2), 400)
     drawn = both.sample(jax.random.key(2), 400)[..., fits.constant]
+    np.testing.assert_array_equal(of_some[..., fits.constant], drawn[:, :5])
     np.testing.assert_allclose(drawn.std(axis=(0, 1)) / deviation, 1.0, atol=0.05)
     rows = geode_jax.sample(jax.random.key(3), fits.found, 500)
     np.testing.assert_allclose(rows[:, fits.place], geode_jax.sample(jax.random.key(3), fits.plain, 500))
@@ -239,6 +245,20 @@ def test_a_response_has_the_unit_that_it_has_without_them():
     plain, found = (geode_jax.GeodeRegressor(**options).fit(rows, x[:, 0] + x[:, 1] ** 2) for rows in (x, padded))
     np.testing.assert_array_equal(found.y_scale_, plain.y_scale_)
     np.testing.assert_array_equal(found.predict(padded[:5]), plain.predict(x[:5]))
+
+
+@pytest.mark.parametrize("value", [0.1, 5.0])
+def test_a_response_that_never_varies_is_predicted_by_its_value(value):
+    options = {"num_trees": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+    x = _rows(60, 3)
+    model = geode_jax.GeodeRegressor(**options).fit(x, np.full(60, value))
+    assert model.y_scale_ == 1.0
+    mean, deviation = model.predict(x[:4], return_std=True)
+    np.testing.assert_allclose(mean, value)
+    assert (deviation > 0.0).all()
+    lower, upper = model.predict_interval(x[:4], 0.9)
+    assert (lower < value).all()
+    assert (value < upper).all()
 
 
 def test_a_row_that_tells_nothing_is_named():

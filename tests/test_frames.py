@@ -45,8 +45,10 @@ def test_columns_that_are_no_numbers_are_named(library):
         pl.Series([datetime.date(2026, 1, day) for day in (1, 2, 3)]),
         pd.DataFrame({"day": pd.to_datetime(["2026-01-01", "2026-01-02", None])}),
         pd.Series(["one", "two", "three"]),
+        list(np.array(["2026-01-01", "2026-01-02", "2026-01-03"], dtype="M8[D]")),
+        np.array([1.0, np.timedelta64(3, "h"), 2.0], dtype=object),
     ],
-    ids=["NumPy", "pandas", "polars", "frame", "text"],
+    ids=["NumPy", "pandas", "polars", "frame", "text", "list", "objects"],
 )
 def test_responses_that_are_no_numbers_are_refused(dates):
     with pytest.raises(TypeError, match="y: expected"):

@@ -172,9 +172,10 @@ def _frame(data: np.ndarray, responses: np.ndarray) -> tuple[np.ndarray, np.ndar
     """
     varies = np.fmax.reduce(data, axis=0) > np.fmin.reduce(data, axis=0)
     unit = _root_mean_square(_moments(data[:, varies])[1], 1.0) if varies.any() else 0.0
+    lowest, highest = np.fmin.reduce(responses, axis=0), np.fmax.reduce(responses, axis=0)
     mean, deviation = _moments(responses)
-    has_unit = (deviation > 0.0) & (unit > 0.0)
-    return mean, np.where(has_unit, deviation / (unit if unit > 0.0 else 1.0), 1.0)
+    has_unit = (highest > lowest) & (deviation > 0.0) & (unit > 0.0)
+    return np.where(highest > lowest, mean, lowest), np.where(has_unit, deviation / (unit if unit > 0.0 else 1.0), 1.0)
 
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

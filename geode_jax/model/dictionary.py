@@ -78,6 +78,8 @@ DICTIONARY_MEMBERS = {
 
 def sizes_of_features(arrays: Mapping[str, np.ndarray]) -> Sizes:
     """The number V of features that vary, by the arrays of a file. Raises ValueError if these are no features."""
+    if "shift" not in arrays:
+        raise ValueError("arrays are missing or unknown: 'shift'")
     num_features, features = arrays["shift"].size, arrays.get("features")
     if features is None:
         return {"V": num_features}

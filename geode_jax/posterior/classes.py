@@ -16,7 +16,7 @@ from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.frame import Frame
 
 _FORMAT = "geode_jax classes"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2  # that of files with features that never vary; others are of version 1
 _MEMBERS = {
     "shift": Member("f", ("D",)),
     "scale": Member("f", ("D",), POSITIVE),
@@ -109,7 +109,7 @@ class ClassPosterior(eqx.Module):
             headers.append(header)
             arrays |= {f"{number}.{name}": part for name, part in parts.items()}
         own = {"power": self.power, "power_exponent": self.power_exponent, "members": headers}
-        return {"format": _FORMAT, "version": _FORMAT_VERSION, **own}, arrays
+        return {"format": _FORMAT, "version": 1 if self.features is None else _FORMAT_VERSION, **own}, arrays
 
     @staticmethod
     def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "ClassPosterior":
@@ -121,8 +121,6 @@ class ClassPosterior(eqx.Module):
         )
         numbers = tuple(f"{number}." for number in range(len(members)))
         own_arrays = {name: array for name, array in arrays.items() if not name.startswith(numbers)}
-        if "shift" not in own_arrays:
-            raise ValueError("arrays are missing or unknown: 'shift'")
         sizes = {"G": len(members), **sizes_of_features(own_arrays)}
         check_arrays(own_arrays, _MEMBERS, sizes)
         parts = within(arrays, "reduction")

@@ -150,9 +150,10 @@ def impute(
     - `interval`: probability of the intervals. The mean of a skewed distribution may lie outside a narrow one.
     - `calibration`: rows (m, D) that were not in the fit, at least ``interval / (1 - interval)`` of them. Without them
       intervals are too narrow where whole parts of rows are missing together. The features that rows of X miss are
-      hidden in the calibration rows, and all intervals are widened (or narrowed) by one factor until they contain that
-      share of the hidden values (conformalised quantile regression; Romano, Patterson & Candes 2019), and to their
-      mean where it lies outside. If rows of X miss different kinds of parts, pass each kind in a separate call.
+      hidden in the calibration rows, and all intervals but those of rows that show nothing are widened (or narrowed) by
+      one factor until they contain that share of the hidden values (conformalised quantile regression; Romano,
+      Patterson & Candes 2019), and to their mean where it lies outside. If rows of X miss different kinds of parts,
+      pass each kind in a separate call.
     - `num_draws`, `num_candidates`: as in :func:`geode_jax.condition`, which gives the whole conditional distribution.
     """
     interval = check_number(interval, "interval", above=0.0, below=1.0)
@@ -170,10 +171,10 @@ def impute(
     # what never varies has intervals of its own, and so has a row that shows nothing of the rest
     varies = ~posterior.frame.is_left_out
     shows_nothing = np.isnan(data[:, varies]).all(axis=1, keepdims=True)
-    is_missing = np.isnan(data) & varies & ~shows_nothing
-    share = widening(lambda x: summary(x)[1:], rows, is_missing, interval)
+    is_widened = np.isnan(data) & varies & ~shows_nothing
+    share = widening(lambda x: summary(x)[1:], np.where(varies, rows, np.nan), is_widened, interval)
     filled, lower, upper = summary(data)
-    more = np.where(upper > lower, share * (upper - lower), 0.0)
+    more = np.where(is_widened & (upper > lower), share * (upper - lower), 0.0)
     return Imputation(filled, np.minimum(lower - more, filled), np.maximum(upper + more, filled))
 
 

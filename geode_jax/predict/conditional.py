@@ -14,7 +14,7 @@ from geode_jax.math.streaming import map_row_blocks
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.conditional_moments import conditional_draws, conditional_summary
-from geode_jax.predict.constants import draws_of, log_density_of_constants, summary_of, varying
+from geode_jax.predict.constants import draws_of_constants, log_density_of_constants, summary_of, varying
 from geode_jax.predict.density import density_row_bytes, log_density_by_tree
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.rows import (
@@ -294,11 +294,9 @@ class _BesideConstants(Conditional):
         others, place, rest = self._parts()
         wanted = self._columns(self.rows)
         result = np.repeat(wanted[None].astype(np.float64), num_samples, axis=0)
-        is_constant = np.isin(np.arange(wanted.shape[1]), rest)
-        drawn = self._columns(self.posterior.shift) + self._columns(self.posterior.scale) * draws_of(
-            key, is_constant, result.shape
-        )
-        result = np.where(np.isnan(wanted) & is_constant, drawn, result)
+        normal = draws_of_constants(key, self.posterior, len(wanted), num_samples)
+        drawn = self._columns(self.posterior.shift + self.posterior.scale * normal)[..., rest]
+        result[..., rest] = np.where(np.isnan(wanted[:, rest]), drawn, result[..., rest])
         if others is not None:
             result[..., place] = others.sample(key, num_samples)
         return result

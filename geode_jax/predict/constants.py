@@ -1,15 +1,16 @@
 """Features that never varied in the training rows: each is normal by itself, whatever the others are.
 
 The model is one of the features that vary (`Posterior.features`). Of the others nothing can be learned but their value.
-That is their mean, with the smallest deviation that a feature's noise may have, so that a row with another value is an
-unlikely one. They tell nothing of the nodes.
+That is their mean, with a small deviation, so that a row with another value is an unlikely one. They tell nothing of
+the nodes.
 """
 
 import jax
 import numpy as np
 from scipy.special import ndtri
 
-from geode_jax._typing import Bool, Float, KeyArray
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax._typing import Float, KeyArray
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.frame import FARTHEST, to_data
 
@@ -32,16 +33,21 @@ def log_density_of_constants(posterior: Posterior, data: Float[np.ndarray, "n D"
 def with_constants(key: KeyArray, posterior: Posterior, x: np.ndarray) -> Float[np.ndarray, "n D"]:
     """Rows drawn in model coordinates, in the data's units, with the features that never vary drawn too."""
     found = to_data(x, posterior.frame)
-    return found + posterior.scale * draws_of(key, posterior.frame.is_left_out, found.shape)
-
-
-def draws_of(key: KeyArray, is_drawn: Bool[np.ndarray, "D"], shape: tuple[int, ...]) -> np.ndarray:
-    """Standard normal draws of these features, 0 of the others; the last axis is that of the features."""
-    found = np.zeros(shape)
-    if is_drawn.any():
-        own = jax.random.fold_in(key, 2**31 - 1)  # rows have keys of their own by their number
-        found[..., is_drawn] = np.asarray(jax.random.normal(own, (*shape[:-1], int(is_drawn.sum()))))
+    if posterior.features is not None:
+        found += posterior.scale * draws_of_constants(key, posterior, len(found), 1)[0]
     return found
+
+
+def draws_of_constants(
+    key: KeyArray, posterior: Posterior, num_rows: int, num_samples: int
+) -> Float[np.ndarray, "s n D"]:
+    """Standard normal draws of the features that never vary, 0 of the others; a row's depend on its number alone."""
+    with jax_settings(posterior.dtype):
+        seed = np.asarray(jax.random.key_data(key)).astype(np.uint32)
+    some = posterior.frame.is_left_out
+    found = np.zeros((num_rows, num_samples, some.size))
+    found[..., some] = np.random.default_rng(seed).normal(size=(num_rows, num_samples, int(some.sum())))
+    return np.moveaxis(found, 1, 0)
 
 
 def summary_of(shift: np.ndarray, scale: np.ndarray, levels: tuple[float, ...] | None) -> list[np.ndarray]:
