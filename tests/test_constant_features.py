@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
+from geode_jax.interop import plots
 from geode_jax.interop.numpyro import PosteriorPredictive
 from geode_jax.rows import row_space
 from geode_jax.rows.frame import learn_frame, to_model, view_in_model
@@ -131,7 +133,8 @@ def test_the_others_are_predicted_as_without_them(fits):
         one, other = np.asarray(one), np.asarray(other)
         np.testing.assert_array_equal(one if one.shape == other.shape else one[..., fits.place], other)
     known = fits.padded.copy()
-    known[0, fits.place] = np.nan  # of what varies it shows nothing
+    known[:6, fits.place[1:]] = np.nan  # where the first is hidden too, they show nothing of what varies
+    padded[:, fits.place[0]] = x[:, 0] = np.nan
     calibration = {"calibration": known}, {"calibration": known[:, fits.place]}
     with_, without = (
         geode_jax.impute(posterior, rows, interval=0.8, **given)
@@ -166,6 +169,9 @@ def test_constants_are_normal_with_a_small_deviation(fits):
     whole[:, fits.constant] = at
     expected = geode_jax.condition(fits.plain, hidden[:, fits.place]).log_prob(fits.rows)
     np.testing.assert_allclose(both.log_prob(whole), expected + of_constants.log_prob(at))
+    seen = hidden.copy()
+    seen[:, fits.constant] = value
+    np.testing.assert_allclose(geode_jax.condition(fits.found, seen).log_prob(whole), expected)
     of_some = geode_jax.condition(fits.found, hidden[:5]).sample(jax.random.key(2), 400)
     drawn = both.sample(jax.random.key(2), 400)[..., fits.constant]
     np.testing.assert_array_equal(of_some[..., fits.constant], drawn[:, :5])
@@ -192,6 +198,18 @@ def test_the_numpyro_distribution_is_the_same(fits):
     spread = (rows[:, fits.constant] - fits.padded[0, fits.constant]).std(axis=0) / deviation
     np.testing.assert_allclose(spread, 1.0, atol=0.15)
     assert jnp.isfinite(jax.grad(lambda x: found.log_prob(x))(fits.padded[complete][0])).all()
+
+
+def test_pictures_are_of_the_same_nodes(fits):
+    axes = Figure().subplots(1, 4)
+    plots.cells(axes[0], fits.plain, fits.rows, features=(1, 3))
+    plots.cells(axes[1], fits.found, fits.padded, features=tuple(fits.place[[1, 3]]))
+    for one, other in zip(axes[1].lines, axes[0].lines, strict=True):
+        np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+    with pytest.raises(ValueError, match="features: expected features that vary"):
+        plots.cells(axes[1], fits.found, features=(int(fits.place[0]), int(fits.constant[0])))
+    plots.dictionary_images(axes[2], fits.plain, (1, fits.place.size), nodes=[0, 1])
+    plots.dictionary_images(axes[3], fits.found, (1, fits.padded.shape[1]), nodes=[0, 1])
 
 
 def test_files_keep_them(fits, tmp_path):
@@ -236,6 +254,15 @@ def test_of_classes(rank, tmp_path):
     for features in ([0, *found.features[1:-1], 0], found.features[1:], [-1, *found.features[1:]], [*place[:-1], 99]):
         with pytest.raises(ValueError, match=r"features|axis V"):
             geode_jax.ClassPosterior.from_archive(header, {**arrays, "features": np.array(features, np.int64)})
+
+
+def test_novelty_is_the_same():
+    x = _rows(60, 3)
+    padded = np.column_stack([x, np.full((60, 2), 0.1)])
+    options = {"num_trees": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+    plain, found = (geode_jax.GeodeDensity(**options).fit(rows) for rows in (x, padded))
+    np.testing.assert_array_equal(found.novelty(padded + 0.1), plain.novelty(np.full((1, 3), 1e3)).repeat(60))
+    np.testing.assert_array_equal(found.novelty(padded), plain.novelty(x))
 
 
 def test_a_response_has_the_unit_that_it_has_without_them():
