@@ -53,7 +53,7 @@ def reduced(request, train):
     return geode_jax.fit_classes(jax.random.key(0), *train, prior=prior, **options)
 
 
-@pytest.mark.parametrize("vote", [False, True])
+@pytest.mark.parametrize("vote", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_row_has_the_same_probabilities_whatever_the_other_rows_miss(reduced, test, vote):
     rows = test[0][::6].copy()
     expected = geode_jax.class_log_probabilities(reduced, rows, vote=vote)

@@ -64,7 +64,7 @@ CASES = {
 }
 
 
-SLOW = CASES.keys() - {"complete", "row space"}
+SLOW = CASES.keys() - {"complete"}
 
 
 class _Fits:

@@ -206,14 +206,15 @@ def test_processes_learn_the_forest_of_one(case, sizes, of_samples, monkeypatch)
     for forest in found:
         assert forest.found.rank == expected.found.rank
         assert [str(one) for one in forest.found.decisions] == [str(one) for one in expected.found.decisions]
-        for name in ("shift", "scale", "noise_root", "borrowed"):
+        for name in ("shift", "scale", "features", "noise_root", "borrowed"):
             for one, other in zip(*(jax.tree.leaves(getattr(it, name)) for it in (forest, expected)), strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8, err_msg=name)
         dictionary, whole = forest.dictionary, expected.dictionary
         np.testing.assert_allclose(dictionary.centres, whole.centres, atol=1e-8)
         np.testing.assert_array_equal(dictionary.tree.is_present, whole.tree.is_present)
         np.testing.assert_array_equal(dictionary.ranks, whole.ranks)
-        np.testing.assert_allclose(_squared_projections(dictionary, x), _squared_projections(whole, x), atol=1e-6)
+        rows = x if forest.features is None else x[:, forest.features]
+        np.testing.assert_allclose(_squared_projections(dictionary, rows), _squared_projections(whole, rows), atol=1e-6)
     if expected.probe is not None:
         for one, other in zip(jax.tree.leaves(found[0].probe), jax.tree.leaves(expected.probe), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-6)
