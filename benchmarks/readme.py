@@ -123,7 +123,7 @@ OLDER = (
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
     " `scenarios`, `candidates`, `memory`, `stage_one` and `proofs`.",
     "- The prior of the noise by typical rows and, in tables of 4 to 50 features, refined cuts: `coverage`; refined"
-    " cuts alone: `noise_prior`, and iris and the curved sheet in `gpu`.",
+    " cuts alone: iris and the curved sheet in `gpu`.",
     "- Features that never vary left out: digits, of which three of 64 never do, in `dimension` and `contention`.",
     "",
     "Our fits of digits and of the Swiss roll were timed on a machine about half as quick as that of the rivals of"
