@@ -33,7 +33,8 @@ def calibrated_powers(
     rows are used, the same share of every class; with fewer than two per class on average, the powers are 1 and 0.
     Where rows are divided among `processes`, each passes its own, and all compute the same from the chosen ones.
     """
-    is_complete = ~has_missing(view_in_model(data, posterior.frame, posterior.dtype))
+    counted = data if posterior.features is None else view_in_model(data, posterior.frame, posterior.dtype)
+    is_complete = ~has_missing(counted)
     log_own = np.full(data.shape[0], np.nan)
     for number, values in enumerate(held_out):
         log_own[(index == number) & is_complete] = values

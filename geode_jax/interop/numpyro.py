@@ -205,15 +205,17 @@ class PosteriorPredictive(Distribution):
         value = jnp.asarray(value)
         farthest = FARTHEST[self.scale.dtype.name]
         scaled = jnp.clip((value - self.shift) / self.scale, -farthest, farthest)
-        apart = self._is_constant * scaled
-        scaled = scaled if self.features is None else scaled[..., self.features]
-        rows = _times(scaled, self.inverse_root).reshape(-1, scaled.shape[-1])
+        of_x = scaled if self.features is None else scaled[..., self.features]
+        rows = _times(of_x, self.inverse_root).reshape(-1, of_x.shape[-1])
         if self.space is not None:
             rows = space_coordinates(self.space, rows)
         by_tree = log_density_by_tree(self.dictionary, self.draws, rows)
         total = jax.nn.logsumexp(by_tree, axis=1) - jnp.log(by_tree.shape[1]) - jnp.log(self.scale).sum()
-        of_constants = 0.5 * jnp.sum(jnp.square(apart) + self._is_constant * jnp.log(2 * jnp.pi), axis=-1)
-        return total.reshape(value.shape[:-1]) - of_constants
+        total = total.reshape(value.shape[:-1])
+        if self.features is None:
+            return total
+        cost = self._is_constant * (jnp.square(scaled) + jnp.log(2 * jnp.pi))
+        return total - 0.5 * jnp.sum(cost, axis=-1)
 
     def sample(self, key: KeyArray, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*sample D"]:
         """New rows."""

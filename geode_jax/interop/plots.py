@@ -113,7 +113,7 @@ def cells(
         rows = check_data(X, allow_nan=True, num_features=posterior.num_features)
         ax.plot(*rows[:, shown].T, ".", color="black", markersize=2, alpha=0.4)
     labels = [f"feature {feature}" for feature in shown]
-    shown = (np.cumsum(~posterior.frame.is_left_out) - 1)[shown].tolist()
+    shown = posterior.frame.place_of(np.array(shown)).tolist()
     posterior = posterior.of_varying
     draws = posterior.draws
     root = posterior.noise_root

@@ -209,12 +209,8 @@ class Conditional:
 
     def _summary(self, levels: tuple[float, ...] | None) -> tuple[np.ndarray, ...]:
         """Mean, and with `levels` standard deviation and quantiles, of all rows, (n, D) each."""
-        wanted = self._columns(self.rows)
-        missing = np.isnan(wanted)
-        count = 1 if levels is None else 2 + len(levels)
-        results = tuple(wanted.astype(np.float64) for _ in range(count))
-        if levels is not None:
-            results[1][:] = 0.0
+        missing = np.isnan(self._columns(self.rows))
+        results = self._as_observed(levels)
         for posterior, rows in by_distance(self.posterior, self.rows, np.flatnonzero(missing.any(axis=1))):
             with jax_settings(posterior.dtype), one_blas_thread():
                 x, is_observed = features_and_mask(posterior, self.rows[rows])
@@ -225,6 +221,14 @@ class Conditional:
                 values += [deviation, *(self._to_data(quantile) for quantile in found[3:])]
             for result, new in zip(results, values, strict=True):
                 result[rows] = np.where(missing[rows], new, result[rows])
+        return results
+
+    def _as_observed(self, levels: tuple[float, ...] | None) -> tuple[np.ndarray, ...]:
+        """What :meth:`_summary` gives at observed features; NaN, or a deviation of 0, elsewhere."""
+        wanted = self._columns(self.rows)
+        results = tuple(wanted.astype(np.float64) for _ in range(1 if levels is None else 2 + len(levels)))
+        if levels is not None:
+            results[1][:] = 0.0
         return results
 
     def _blocks(
@@ -264,21 +268,16 @@ class _BesideConstants(Conditional):
         """The distribution of the wanted features that vary (None: of none), their columns, and those of the rest."""
         posterior, rows = varying(self.posterior, self.rows)
         wanted = np.arange(self.rows.shape[1]) if self.features is None else self.features
-        number = np.cumsum(~self.posterior.frame.is_left_out) - 1
         is_constant = self.posterior.frame.is_left_out[wanted]
         place, rest = np.flatnonzero(~is_constant), np.flatnonzero(is_constant)
-        own = None if self.features is None else number[wanted[place]]
+        own = None if self.features is None else self.posterior.frame.place_of(wanted[place])
         others = Conditional(posterior, rows, self.num_draws, self.num_candidates, own)
         return others if place.size else None, place, rest
 
     def _summary(self, levels: tuple[float, ...] | None) -> tuple[np.ndarray, ...]:
         others, place, rest = self._parts()
-        wanted = self._columns(self.rows)
-        missing = np.isnan(wanted[:, rest])
-        count = 1 if levels is None else 2 + len(levels)
-        results = tuple(wanted.astype(np.float64) for _ in range(count))
-        if levels is not None:
-            results[1][:] = 0.0
+        results = self._as_observed(levels)
+        missing = np.isnan(self._columns(self.rows)[:, rest])
         shift, scale = (self._columns(values)[rest] for values in (self.posterior.shift, self.posterior.scale))
         for result, value in zip(results, summary_of(shift, scale, levels), strict=True):
             result[:, rest] = np.where(missing, value, result[:, rest])

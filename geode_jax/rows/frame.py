@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.files import RowFiles
 from geode_jax.rows.processes import ALONE, Processes
@@ -42,6 +41,10 @@ class Frame(NamedTuple):
             found[self.features] = False
         return found
 
+    def place_of(self, features: np.ndarray) -> np.ndarray:
+        """Where x has these features, which are among its own."""
+        return features if self.features is None else np.searchsorted(self.features, features)
+
     def divided(self, divisors: np.ndarray) -> "Frame":
         """The frame of ``x / divisors``."""
         scale = self.scale.copy()
@@ -54,7 +57,7 @@ class Frame(NamedTuple):
             return values
         shape = list(values.shape)
         shape[axis] = self.shift.size
-        found = aligned_zeros(tuple(shape), values.dtype)
+        found = np.zeros(shape, values.dtype)
         np.moveaxis(found, axis, 0)[self.features] = np.moveaxis(values, axis, 0)
         return found
 
