@@ -185,9 +185,10 @@ def test_constants_are_normal_with_a_small_deviation(fits):
 def test_the_numpyro_distribution_is_the_same(fits):
     found = PosteriorPredictive(fits.found)
     complete = ~np.isnan(fits.rows).any(axis=1)
-    np.testing.assert_allclose(
-        found.log_prob(fits.padded[complete]), geode_jax.log_density(fits.found, fits.padded[complete]), rtol=2e-4
-    )
+    moved = fits.padded[complete].copy()
+    moved[:, fits.constant[0]] += 5.0 * fits.found.scale[fits.constant[0]]
+    for rows in (fits.padded[complete], moved):
+        np.testing.assert_allclose(found.log_prob(rows), geode_jax.log_density(fits.found, rows), rtol=2e-4)
     plain = PosteriorPredictive(fits.plain)
     for one, other in ((found.mean, plain.mean), (found.variance, plain.variance)):
         np.testing.assert_allclose(one[fits.place], other, rtol=1e-5)
