@@ -1,6 +1,7 @@
 """The covariance of the noise: learned without the rows that judge it, taken where it helps, right in predictions."""
 
 import dataclasses
+import functools
 from unittest import mock
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from conftest import SAMPLER
 
 import geode_jax
-from geode_jax.forest import choices
+from geode_jax.forest import choices, dictionaries
 from geode_jax.forest.plan import Plan
 from geode_jax.learning import evidence
 from geode_jax.learning.noise_covariance import (
@@ -201,6 +202,31 @@ def test_judged_by_some_folds(smooth, monkeypatch):
     np.testing.assert_allclose(*(forest.noise_root for forest in usual), atol=0.1)
     roots = [forest.noise_root for forest in usual]
     np.testing.assert_allclose(roots[0] @ roots[1], roots[1] @ roots[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("enough", "rank", "is_known"),
+    [(400, 4, True), (90, 4, False), (400, 2, False)],
+    ids=["just these", "of some rows", "of more directions"],
+)
+def test_the_first_trees_dictionaries_are_not_learned_again(smooth, enough, rank, is_known, monkeypatch):
+    """If those of the trial are what would be learned: the forest is the same to the last bit."""
+    settings = geode_jax.DictionarySettings(num_trees=2, depth=1, shared_span=None, max_rank=4)
+    monkeypatch.setattr(choices, "LARGEST_SAMPLE", enough)
+    monkeypatch.setattr(choices, "_rank_by", lambda *rest: rank)
+    chosen = []
+
+    def choose(*arguments, forgetting):
+        chosen.append(choices.choose(*arguments))
+        return chosen[-1]._replace(first=None) if forgetting else chosen[-1]
+
+    forests = []
+    for forgetting in (False, True):
+        monkeypatch.setattr(dictionaries, "choose", functools.partial(choose, forgetting=forgetting))
+        forests.append(geode_jax.learn_forest(jax.random.key(0), smooth, dictionary=settings))
+    assert all((one.first is not None) == is_known for one in chosen)
+    assert forests[0].noise_root is not None
+    jax.tree.map(np.testing.assert_array_equal, *(jax.tree.leaves(forest) for forest in forests))
 
 
 SETTINGS = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1, shared_span=None)

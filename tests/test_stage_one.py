@@ -336,9 +336,10 @@ def test_small_cells_at_once_are_those_one_by_one(num_features, dtype, parent_ro
     np.testing.assert_allclose(found.centres, expected.centres, atol=exact)
     projected = [x @ bases @ np.swapaxes(bases, -1, -2) for bases in (found.bases, expected.bases)]
     np.testing.assert_allclose(*projected, atol=1e-5 if dtype == np.float64 else 1e-4)
-    inner = np.swapaxes(found.bases, -1, -2) @ found.bases
     identity = np.where(np.arange(5) < found.ranks[:, None], 1.0, 0.0)[:, None, :] * np.eye(5)
-    np.testing.assert_allclose(inner, np.broadcast_to(identity, inner.shape), atol=exact)
+    for bases in (found.bases, expected.bases):
+        inner = np.swapaxes(bases, -1, -2) @ bases
+        np.testing.assert_allclose(inner, np.broadcast_to(identity, inner.shape), atol=exact)
 
 
 def test_stacks_are_of_bounded_size():
@@ -362,10 +363,10 @@ def test_directions_of_a_stack_are_made_orthonormal():
     exact = linalg.qr(rng.normal(size=(12, 4)), mode="economic")[0]
     near, far, fewer = exact + 1e-4 * rng.normal(size=(12, 4)), exact + 0.2 * rng.normal(size=(12, 4)), exact.copy()
     fewer[:, 2:] = 0.0
-    given = np.stack([near, far, fewer])[:, None]
-    useful = np.array([4, 4, 2])[:, None, None] > np.arange(4)
-    found = small_cells._orthonormal(given, useful)[:, 0]
-    for one, rank, own in zip(found, (4, 4, 2), given[:, 0], strict=True):
+    given = np.stack([near, far, fewer])
+    useful = np.array([4, 4, 2])[:, None] > np.arange(4)
+    found = small_cells._orthonormal(given, useful)
+    for one, rank, own in zip(found, (4, 4, 2), given, strict=True):
         np.testing.assert_allclose(one[:, :rank].T @ one[:, :rank], np.eye(rank), atol=1e-12)
         assert not one[:, rank:].any()
         for first in range(1, rank + 1):
@@ -627,6 +628,18 @@ def test_subspaces_in_a_span_stay_in_it(with_folds):
             np.testing.assert_allclose(outside @ (found.centres[group, node] - centre), 0.0, atol=1e-4)
             gram = found.bases[group, node].T @ found.bases[group, node]
             np.testing.assert_allclose(gram, np.eye(3), atol=1e-5)
+
+
+def test_directions_in_a_span_that_a_fold_lacks_are_dropped():
+    """A cell of four rows that vary, all of one fold, among equal ones."""
+    x = np.random.default_rng(0).normal(size=(60, 20))
+    x[34:40] = x[34]
+    folds, rows = np.where(np.arange(60) < 34, 1, np.arange(60) % 3), np.arange(60)
+    cells = Partition(1, (rows, rows[30:40], np.concatenate([rows[:30], rows[40:]])))
+    span = learn_span(x, folds, 0).leading(6)
+    found = learn_subspaces_in_span(x, span, cells, SubspaceOptions(6, 0), folds)
+    assert found.ranks[1] < 4 < found.ranks[2]
+    assert not found.bases[:, 1, :, found.ranks[1] :].any()
 
 
 def test_a_row_does_not_enter_the_dictionary_that_its_statistics_come_from():

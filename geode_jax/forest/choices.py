@@ -19,7 +19,7 @@ from geode_jax.learning.noise_covariance import (
     try_noise_covariance,
 )
 from geode_jax.learning.shared_span import Span, learn_dictionaries, learn_whole_span, try_spans
-from geode_jax.learning.subspaces import SubspaceOptions
+from geode_jax.learning.subspaces import SubspaceOptions, Subspaces
 from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
@@ -28,13 +28,15 @@ from geode_jax.rows.training import Training
 class Chosen(NamedTuple):
     """A span shared by all nodes, or roots of the noise covariance, or neither; directions per node; and the reasons.
 
-    `roots`: of all rows, and without each fold.
+    `roots`: of all rows, and without each fold. `first`: the first tree's dictionaries, where the trial that decided
+    has learned just these.
     """
 
     span: Span | None
     roots: list[NoiseRoot] | None
     rank: int
     decisions: tuple[Decision, ...]
+    first: Subspaces | None = None
 
 
 def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> Chosen:
@@ -54,7 +56,7 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
         release_free_memory()
         noise = _judge_noise(judging, plan, partition, options, plain)
     taken = noise if noise.gain > span.gain else span
-    shared, roots, rank = taken.span, None, taken.rank
+    shared, roots, rank, first = taken.span, None, taken.rank, None
     # the trials may have used the folds of only some rows
     is_whole = judging.folds is training.folds
     if shared is not None:
@@ -67,9 +69,10 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
             else learn_covariances(training.x, training.own_folds, training.processes)
         )
         roots = own.roots(taken.noise.deviation)
+        first = taken.noise.subspaces if is_whole and rank == options.max_rank else None
     about_span = _told(span, taken, "none", "a noise covariance gains more")
     about_noise = _told(noise, taken, "isotropic", "a span gains more")
-    return Chosen(shared, roots, rank, (*about_span, *about_noise, _about_rank(rank, plan, shared)))
+    return Chosen(shared, roots, rank, (*about_span, *about_noise, _about_rank(rank, plan, shared)), first)
 
 
 def _told(outcome: "_Outcome", taken: "_Outcome", nothing: str, why: str) -> tuple[Decision, ...]:

@@ -61,12 +61,13 @@ def learn(
     trees = [(partition, plan.subspaces(chosen.rank, seed)) for partition, seed in zip(partitions, seeds, strict=True)]
     if chosen.roots is not None:
         folds = training.own_folds
+        known = () if chosen.first is None else (chosen.first,)
         found = learn_whitened_subspaces(
-            x, chosen.roots, trees, folds, lambda share: show(0.5 + 0.5 * share, "learning dictionaries")
+            x, chosen.roots, trees, folds, lambda share: show(0.5 + 0.5 * share, "learning dictionaries"), known
         )
         own = chosen.roots[0]
         training = whitened(training, chosen.roots)
-        return Learned(training, partitions, found, scales * own.unit, None, own.matrix, chosen)
+        return Learned(training, partitions, found, scales * own.unit, None, own.matrix, chosen._replace(first=None))
     axes = None
     if space is not None:
         axes = axes_of(x, space, None if chosen.span is None else chosen.span.bases[0])

@@ -11,7 +11,7 @@ those of the fold. Along axes learned from the same rows, the lowest would seem 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -141,11 +141,15 @@ def learn_whitened_subspaces(
     trees: list[tuple[Partition, SubspaceOptions]],
     folds: np.ndarray,
     on_share: Callable[[float], None] = lambda share: None,
+    known: Sequence[Subspaces] = (),
 ) -> list[Subspaces]:
-    """Every tree's dictionaries of whitened coordinates.
+    """Every tree's dictionaries of whitened coordinates; those of the first trees may be `known`.
 
     For the dictionary without a fold, rows are whitened by the root without that fold.
     """
+    trees = trees[len(known) :]
+    if not trees:
+        return list(known)
     processes = trees[0][0].processes
     holdouts = each_fold(folds, processes)
     found = [
@@ -169,7 +173,7 @@ def learn_whitened_subspaces(
         # whole trees side by side: the few cells of a tree's first scales would leave cores idle
         learn_tree = functools.partial(learn, whitened, number=number, shared=shared)
         parallel_map(learn_tree, range(len(trees)), in_order=not processes.is_alone)
-    return [with_common_ranks(*arrays, own) for arrays, own in zip(found, ranks, strict=True)]
+    return [*known, *(with_common_ranks(*arrays, own) for arrays, own in zip(found, ranks, strict=True))]
 
 
 def _scratch(x: Rows, processes: Processes) -> np.ndarray | None:
@@ -248,11 +252,12 @@ def _residuals_along_axes(
 class NoiseTrial(NamedTuple):
     """A noise covariance that was tried: its standard deviations along the axes of the rows' covariances.
 
-    `evidence`: of one tree's dictionary with that noise covariance. `gain`: over isotropic noise.
+    `subspaces`: one tree's dictionaries with that noise covariance. `evidence`: of these. `gain`: over isotropic noise.
     """
 
     covariances: Covariances
     deviation: np.ndarray
+    subspaces: Subspaces
     evidence: Evidence
     gain: Gain
 
@@ -277,7 +282,7 @@ def try_noise_covariance(
     judged = judged.taken(np.arange(rows.size))
     evidence = evidence_of(judged, rows, partition, found)
     gain = evidence.log_likelihood() - num_features * np.log(roots[0].unit) - without
-    return NoiseTrial(covariances, deviation, evidence, Gain.of(gain))
+    return NoiseTrial(covariances, deviation, found, evidence, Gain.of(gain))
 
 
 def is_worth_its_cost(gain: Gain, num_features: int) -> bool:

@@ -18,6 +18,7 @@ from geode_jax.learning.subspaces import (
     join_holdouts,
     learn_root,
     learn_subspaces,
+    with_common_ranks,
 )
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import Holdout, each_fold, fold_sizes
@@ -141,9 +142,7 @@ def learn_subspaces_in_span(
         for node in present:  # all at once would take a copy of the largest array
             np.matmul(basis, found.bases[0, node], out=bases[number, node])
         ranks[number] = found.ranks
-    smallest = ranks.min(axis=0)
-    bases *= (np.arange(num_directions) < smallest[:, None])[:, None, :]
-    return Subspaces(centres, bases, smallest)
+    return with_common_ranks(centres, bases, ranks)
 
 
 def learn_roots(training: Training, options: SubspaceOptions) -> list[Cell]:

@@ -17,6 +17,8 @@ from geode_jax.learning.moments import Moments
 STACK_NUMBERS = 2**19
 # Cells of a stack are padded to the side of its largest one, which is at most this many times that of its smallest.
 MOST_PADDING = 1.15
+# Directions are orthonormal if their squared lengths are 1 up to so many units of the last place: 1e-6 in float32.
+LENGTH_ULPS = 8
 
 
 class Priors(NamedTuple):
@@ -117,7 +119,7 @@ def stack_by_moments(cells: Sequence[Moments], is_kept: np.ndarray, priors: Prio
         scatter += (priors.directions * priors.variances[:, :, None, :]) @ priors.directions.swapaxes(2, 3)
     values, vectors = _leading(scatter, limits)
     useful = limits.is_useful(np.sqrt(np.maximum(values, 0.0)))
-    return _kept(centres, vectors, values, useful)
+    return Stack(centres, vectors * useful[:, :, None, :], values * useful, useful.sum(axis=2))
 
 
 @one_blas_thread()
@@ -147,8 +149,9 @@ def stack_by_rows(rows: Sequence[np.ndarray], kept: Sequence[np.ndarray], priors
     side = length + num_extra
     whole = np.zeros((num_cells, num_holdouts, side, side))
     whole[:, :, :length, :length] = inner
+    inherited = priors.columns
     if num_extra:
-        across = np.take_along_axis(block[:, None] @ priors.columns, at[..., None], axis=2)
+        across = np.take_along_axis(block[:, None] @ inherited, at[..., None], axis=2)
         across = (across - across.sum(axis=2, keepdims=True) / count[:, :, None, None]) * is_row[..., None]
         whole[:, :, length:, :length] = across.swapaxes(2, 3)  # the lower triangle is what is read
         diagonal = np.arange(length, side)
@@ -156,16 +159,18 @@ def stack_by_rows(rows: Sequence[np.ndarray], kept: Sequence[np.ndarray], priors
     values, vectors = _leading(whole, limits)
     singular = np.sqrt(np.maximum(values, 0.0))
     useful = limits.is_useful(singular)
+    vectors = vectors * np.where(useful, 1.0 / np.where(useful, singular, 1.0), 0.0)[:, :, None, :]
     own = vectors[:, :, :length] * is_row[..., None]
-    own = own - own.sum(axis=2, keepdims=True) / count[:, :, None, None]  # centred, so that the rows' mean drops out
+    own -= own.sum(axis=2, keepdims=True) / count[:, :, None, None]  # centred, so that the rows' mean drops out
     weight = np.zeros((num_cells, num_holdouts, most + 1, values.shape[2]))
     np.put_along_axis(weight, at[..., None], own, axis=2)
     directions = block.swapaxes(1, 2)[:, None] @ weight
     if num_extra:
-        directions += priors.columns @ vectors[:, :, length:]
-    directions *= np.where(useful, 1.0 / np.where(useful, singular, 1.0), 0.0)[:, :, None, :]
+        directions += inherited @ vectors[:, :, length:]
+    if (is_off := ~are_orthonormal(directions, useful, rows[0].dtype)).any():
+        directions[is_off] = _orthonormal(directions[is_off], useful[is_off])
     centres = origins + (mask / count[:, :, None]) @ block
-    return _kept(centres, _orthonormal(directions, useful), values, useful)
+    return Stack(centres, directions, values * useful, useful.sum(axis=2))
 
 
 def _leading(matrices: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
@@ -175,24 +180,30 @@ def _leading(matrices: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarr
     return values[..., ::-1][..., :rank], vectors[..., ::-1][..., :rank]
 
 
-def _kept(centres: np.ndarray, directions: np.ndarray, values: np.ndarray, useful: np.ndarray) -> Stack:
-    return Stack(centres, directions * useful[:, :, None, :], values * useful, useful.sum(axis=2))
+def are_orthonormal(directions: np.ndarray, useful: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Whether directions from Gram matrices, (..., D, d), are orthonormal as far as `dtype` can tell: (...).
+
+    Where the spectrum is steep, those of small variance are not: Gram matrices square rounding errors, and inherited
+    directions have errors of their own. Both show in the lengths of the `useful` ones, (..., d).
+    """
+    squares = np.einsum("...ij,...ij->...j", directions, directions)
+    return np.asarray((np.abs(squares - 1.0) <= LENGTH_ULPS * np.finfo(dtype).eps).all(axis=-1, where=useful))
 
 
 def _orthonormal(directions: np.ndarray, useful: np.ndarray) -> np.ndarray:
-    """Directions, (B, H, D, d), made orthonormal by the Cholesky factors of their inner products, or by QR.
+    """Directions, (B, D, d), made orthonormal by the Cholesky factors of their inner products, or by QR.
 
-    As that of one cell in `subspaces.py`; those that are not `useful`, (B, H, d), are zero.
+    As that of one cell in `subspaces.py`; those that are not `useful`, (B, d), are zero.
     """
-    inner = directions.swapaxes(2, 3) @ directions
-    number = np.arange(useful.shape[2])
-    inner[:, :, number, number] += ~useful
-    apart = np.abs(inner - np.eye(useful.shape[2])).max(axis=(2, 3), initial=0.0)
-    is_far = apart > 0.1 / np.maximum(useful.sum(axis=2), 1)
-    inner[is_far] = np.eye(useful.shape[2])
+    inner = directions.swapaxes(1, 2) @ directions
+    number = np.arange(useful.shape[1])
+    inner[:, number, number] += ~useful
+    apart = np.abs(inner - np.eye(useful.shape[1])).max(axis=(1, 2), initial=0.0)
+    is_far = apart > 0.1 / np.maximum(useful.sum(axis=1), 1)
+    inner[is_far] = np.eye(useful.shape[1])
     inverse = np.linalg.inv(np.linalg.cholesky(inner))
-    found = directions @ inverse.swapaxes(2, 3)
-    for place in zip(*np.nonzero(is_far), strict=True):
+    found = directions @ inverse.swapaxes(1, 2)
+    for place in np.flatnonzero(is_far).tolist():
         rank = int(useful[place].sum())
         found[place][:, :rank] = linalg.qr(directions[place][:, :rank], mode="economic")[0]
     return found

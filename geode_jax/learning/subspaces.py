@@ -21,6 +21,7 @@ from geode_jax.learning.small_cells import (
     Priors,
     Size,
     Stack,
+    are_orthonormal,
     in_stacks,
     stack_by_moments,
     stack_by_rows,
@@ -203,10 +204,12 @@ def learn_subspaces(
         own = ranks[nodes] = found.ranks.min(axis=1)
         is_kept = np.arange(found.variances.shape[2]) < own[:, None]
         weight = num_kept[nodes] + np.where(inherited > 0, parent_rows, 0.0)[:, None]
-        width = is_kept.shape[1]
         centres[:, nodes] = found.centres.swapaxes(0, 1)
-        bases[:, nodes, :, :width] = (found.directions * is_kept[:, None, None, :]).swapaxes(0, 1)
-        variances[:, nodes, :width] = (found.variances * is_kept[:, None, :] / weight[..., None]).swapaxes(0, 1)
+        variances[:, nodes, : is_kept.shape[1]] = (found.variances * is_kept[:, None, :] / weight[..., None]).swapaxes(
+            0, 1
+        )
+        for node, rank, directions in zip(stack, own.tolist(), found.directions, strict=True):
+            bases[:, node, :, :rank] = directions[:, :, :rank]
 
     def work(nodes: int | list[int]) -> None:
         learn(nodes) if isinstance(nodes, int) else learn_stack(nodes)
@@ -473,7 +476,8 @@ def _by_gram(x: Rows, rows: np.ndarray, rank: int, products: Products) -> Callab
         for some, block in columns():
             basis[some] = (block.T @ weight + _as_columns(prior, some) @ inherited) / singular[useful]
             mean[some] = share @ block
-        basis = _orthonormal(basis) if useful.any() else basis
+        if not are_orthonormal(basis, np.ones(basis.shape[1], dtype=bool), x.dtype):
+            basis = _orthonormal(basis)
         return origin + mean, Spectrum(basis.astype(x.dtype), values[useful])
 
     return learn
