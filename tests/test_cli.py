@@ -200,6 +200,32 @@ def test_failures_are_one_line(folder, capsys):
         assert not out.exists()
 
 
+def test_no_command_replaces_what_it_reads(folder, capsys, tmp_path):
+    """Also under another name; every file is what it was."""
+    kept = {name: tmp_path / name for name in ("model.npz", "holes.csv", "train.npz", "linked.npz", "known.csv")}
+    kept["model.npz"].write_bytes((folder / "model.npz").read_bytes())
+    for name in ("holes.csv", "known.csv"):
+        kept[name].write_bytes((folder / "holes.csv").read_bytes())
+    np.savez(kept["train.npz"], X=np.random.default_rng(0).normal(size=(20, 6)))
+    kept["linked.npz"].symlink_to(kept["train.npz"])
+    before = {name: path.read_bytes() for name, path in kept.items()}
+    model, holes, train, linked, known = (
+        str(kept[name]) for name in ("model.npz", "holes.csv", "train.npz", "linked.npz", "known.csv")
+    )
+    for arguments in (
+        ["fit", train, train, *FIT],
+        ["fit", linked, train, *FIT],
+        ["score", model, holes, holes],
+        ["score", model, holes, model],
+        ["score", model, holes, known, "--novelty", "--calibration", known],
+        ["impute", model, holes, holes],
+        ["sample", model, "3", model],
+    ):
+        assert run(arguments) == 1, arguments
+        assert "which the command reads" in capsys.readouterr().err
+    assert before == {name: path.read_bytes() for name, path in kept.items()}
+
+
 def test_wrong_arguments(folder, capsys):
     for arguments in (
         [],

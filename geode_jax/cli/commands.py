@@ -141,6 +141,7 @@ def _fit(options: argparse.Namespace) -> int:
         **{name: getattr(options, name) for name in names}, progress=not options.quiet, random_state=options.seed
     )
     _check_place(options.model)
+    _check_kept(options.model, options.data)
     rows = table.whole()
     model.fit(rows)
     if table.names is not None:
@@ -183,6 +184,13 @@ def _table(options: argparse.Namespace, chunk: int, path: Path | None = None) ->
         raise TableError(f"--columns: expected different names, got {options.columns!r}")
     choice = Choice(columns, options.index)
     return open_table(path or options.data, chunk, TextFormat(delimiter, options.decimal, options.header), choice)
+
+
+def _check_kept(output: Path, *inputs: Path | None) -> None:
+    """Check that a command does not replace a file that it reads: what was in it would be lost."""
+    for path in inputs:
+        if path is not None and path.exists() and output.exists() and output.samefile(path):
+            raise TableError(f"{output}: expected another file than {path}, which the command reads")
 
 
 def _check_place(path: Path) -> None:
@@ -270,6 +278,7 @@ def _add_score(commands: Any) -> None:
 def _score(options: argparse.Namespace) -> None:
     if options.calibration is not None and not options.novelty:
         raise TableError("--calibration: expected --novelty with it")
+    _check_kept(options.output, options.model, options.data, options.calibration)
     model, names = _load(options.model)
     table = _table(options, options.chunk)
     known = _calibration(options, model, names)
@@ -297,6 +306,7 @@ def _add_impute(commands: Any) -> None:
 def _impute(options: argparse.Namespace) -> None:
     if options.calibration is not None and options.interval is None:
         raise TableError("--calibration: expected --interval with it")
+    _check_kept(options.output, options.model, options.data, options.calibration)
     model, names = _load(options.model)
     table = _table(options, options.chunk)
     known = _calibration(options, model, names)
@@ -323,6 +333,7 @@ def _add_sample(commands: Any) -> None:
 
 
 def _sample(options: argparse.Namespace) -> None:
+    _check_kept(options.output, options.model)
     model, names = _load(options.model)
     generator = np.random.RandomState(options.seed)
     model.set_params(random_state=generator)  # its state carries over from chunk to chunk
