@@ -291,8 +291,8 @@ def _on_gpu() -> str:
         f"With an {large['device']} (`python -m benchmarks.gpu`) a sweep of {large['rows']:,} rows takes"
         f" {large['sweep ms']:.1f} ms, and {digits['milliseconds a row']:.1f} ms fill in a row of digits. Sweeps and"
         f" predictions gain much, first fits nothing: MNIST by class, {images['rows']:,} images, took"
-        f" {images['fit seconds']:.0f} s, and a first fit of digits {digits['fit, first']:.0f} s, longer than on two CPU"
-        f" cores. The sampler took {digits['sampler, again']:.1f} s of it; the rest was stage one, on the CPU, and"
+        f" {images['fit seconds']:.0f} s, and a first fit of digits {digits['fit, first']:.0f} s, longer than on two"
+        f" CPU cores. The sampler took {digits['sampler, again']:.1f} s of it; the rest was stage one, on the CPU, and"
         " compilation."
     )
 

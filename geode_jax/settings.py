@@ -71,8 +71,8 @@ class NoiseCovariance:
     along them; both are learned without the rows that they are judged on (`learning/noise_covariance.py`). The
     covariance is used if it improves the cross-fitted likelihood: where features correlate beyond a few directions, as
     neighbouring pixels do. It is not tried with more than `max_features` features, as its cost grows with the cube of
-    their number; with at least twice as many features as rows; with missing features in training rows; without
-    `cross_fit`; and in :func:`geode_jax.fit_classes`.
+    their number; with at least twice as many features as rows; with missing features in training rows; with a span of
+    given rank; without `cross_fit`; and in :func:`geode_jax.fit_classes`.
     """
 
     max_features: int = 1000
@@ -135,7 +135,7 @@ class DictionarySettings:
     """How stage one learns the trees and their dictionaries.
 
     - `max_rank` (default None): directions per node. None chooses the number by held-out likelihood, adds half as many
-      again, and takes at most 100.
+      again, and takes at most 100; in a span of given rank, all of its directions.
     - `depth` (default None): scales of a tree below the root; None chooses by the number of rows.
     - `num_trees` (default 8): trees that are averaged.
     - `num_neighbors` (default None): neighbours per row in the graph; None chooses by the number of rows.

@@ -282,6 +282,31 @@ def test_few_folds_leave_directions_to_fill_by(factor_rows, num_folds, depth, mo
         assert np.abs(filled - factor_rows)[used].mean() < 0.6 * np.abs(factor_rows[used]).mean()
 
 
+@pytest.mark.parametrize("offset", [0.0, 30.0, -300.0])
+def test_the_first_fill_moves_with_the_rows(offset):
+    """Those of a class may be far from 0; with many factors the pattern of what is missing must not count as one."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 24)) @ rng.normal(size=(24, 24)) / 5
+    is_hidden = rng.random(x.shape) < 0.3
+    found = [fill_low_rank(np.where(is_hidden, np.nan, rows), ~is_hidden, 24, 0) for rows in (x, x + offset)]
+    np.testing.assert_allclose(found[1], found[0] + offset, atol=1e-6)
+    np.testing.assert_array_equal(found[1][~is_hidden], (x + offset)[~is_hidden])
+    sizes = [fill._size(Training(rows, 24, None, ~is_hidden)) for rows in found]
+    assert sizes[0] == pytest.approx(sizes[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_rows_far_from_zero_are_filled_about_their_mean(seed):
+    """With nothing held out to judge fills by; what is never seen is filled about 0."""
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(10, 3)) + 10.0).astype(np.float32)
+    is_hidden = rng.random(x.shape) < 0.2
+    is_hidden[:, 0] = True
+    filled = fill_low_rank(np.where(is_hidden, np.nan, x), ~is_hidden, 3, seed)
+    assert np.abs(filled[:, 1:] - 10.0).max() < 5.0
+    assert np.abs(filled[:, 0]).max() < 5.0
+
+
 def _by_the_first(rng, x):
     """Half of the features hidden together, with a probability that rises with the first one."""
     is_hidden = np.zeros(x.shape, dtype=bool)

@@ -188,6 +188,12 @@ def test_where_the_rank_comes_from_is_told(smooth, settings, why):
     assert found.decisions[-1].taken == str(found.rank)
 
 
+def test_it_is_told_that_a_given_span_leaves_the_noise_isotropic(smooth):
+    settings = geode_jax.DictionarySettings(num_trees=1, depth=1, shared_span=geode_jax.SharedSpan(4))
+    found = geode_jax.learn_forest(jax.random.key(0), smooth, dictionary=settings).found
+    assert "noise covariance: isotropic (not tried with a span of given rank)" in map(str, found.decisions)
+
+
 def test_judged_by_some_folds(smooth, monkeypatch):
     """With more rows than a choice needs, the axes are still those of all rows, whoever judged them."""
     settings = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1)

@@ -76,6 +76,23 @@ def test_rows_of_files_are_what_one_array_would_be(data, index):
     assert found.flags.owndata
 
 
+def test_only_the_features_that_are_asked_for_are_read(data):
+    class Counted(np.ndarray):
+        read = 0
+
+        def __getitem__(self, index):
+            found = np.asarray(self).__getitem__(index)
+            Counted.read += found.size if found.base is None else 0  # a view reads nothing yet
+            return found
+
+    files = RowFiles([data[:20].view(Counted), data[20:]])
+    for features in (slice(2), np.array([4, 1])):
+        Counted.read = 0
+        rows = np.array([3, 19, 7])
+        np.testing.assert_array_equal(files[rows, features], data[rows][:, features])
+        assert Counted.read <= 6
+
+
 @pytest.mark.slow
 def test_a_fit_of_files_is_that_of_their_rows(data, tmp_path):
     """With a checkpoint too, which belongs to the rows in all files."""

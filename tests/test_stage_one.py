@@ -642,6 +642,18 @@ def test_directions_in_a_span_that_a_fold_lacks_are_dropped():
     assert not found.bases[:, 1, :, found.ranks[1] :].any()
 
 
+@pytest.mark.parametrize("parent_rows", [0.0, 3.0])
+def test_a_cell_of_one_fold_has_its_parents_centre_without_it(parent_rows):
+    """The mean of its rows would be one that they are judged by."""
+    x, rows = np.random.default_rng(0).normal(size=(10, 4)), np.arange(10)
+    folds = np.array([0, 0, 1, 1, 1, 2, 2, 0, 1, 2])
+    cells = Partition(1, (rows, rows[:2], rows[2:]))
+    found = learn_subspaces(x, cells, SubspaceOptions(2, 0, parent_rows), folds)
+    np.testing.assert_allclose(found.centres[1, 1], x[folds != 0].mean(axis=0))
+    for without in (0, 2, 3):
+        np.testing.assert_allclose(found.centres[without, 1], x[:2].mean(axis=0))
+
+
 def test_a_row_does_not_enter_the_dictionary_that_its_statistics_come_from():
     """Moving a fold's rows far away changes neither the span nor the cells learned without the fold."""
     x, _ = _flat_sheet()

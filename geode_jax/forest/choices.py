@@ -85,13 +85,14 @@ def _told(outcome: "_Outcome", taken: "_Outcome", nothing: str, why: str) -> tup
 def _given_span(training: Training, plan: Plan, seed: int) -> Chosen:
     span = learn_whole_span(training, seed, plan.span_rank)
     found = span.bases.shape[2]
+    why = "not tried with a span of given rank"
+    about_noise = (Decision("noise covariance", "isotropic", why),) if plan.tries_noise_covariance else ()
     if found == 0:
-        why = "too few rows for any direction"
-        nothing = Decision("shared span", "none", why)
-        return Chosen(None, None, plan.max_rank, (nothing, _about_rank(plan.max_rank, plan)))
+        nothing = Decision("shared span", "none", "too few rows for any direction")
+        return Chosen(None, None, plan.max_rank, (nothing, *about_noise, _about_rank(plan.max_rank, plan)))
     rank = min(plan.max_rank, found)
     about_span = Decision("shared span", f"{found} directions", "as given")
-    return Chosen(span, None, rank, (about_span, _about_rank(rank, plan, span)))
+    return Chosen(span, None, rank, (about_span, *about_noise, _about_rank(rank, plan, span)))
 
 
 def _about_rank(rank: int, plan: Plan, span: Span | None = None) -> Decision:

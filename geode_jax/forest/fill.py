@@ -72,15 +72,16 @@ def _settle(training: Training, plan: Plan, seed: int, own: _Fillers, show: Show
 
 
 def _size(training: Training) -> float:
-    """What the filled entries add to the mean square of the features that have any, in units of the observed one."""
+    """What the filled entries add to the variance of the features that have any, in units of the observed one."""
     x, seen = as_array(training.x), training.mask
     has_fills = ~seen.all(axis=0) & seen.any(axis=0)  # a class may never show a feature
     if not has_fills.any():
         return 0.0
-    squares, seen = np.square(x[:, has_fills], dtype=np.float64), seen[:, has_fills]
+    x, seen = x[:, has_fills].astype(np.float64), seen[:, has_fills]
+    squares = np.square(x - np.sum(x, axis=0, where=seen) / seen.sum(axis=0))  # means of a class may be far from 0
     observed = np.sum(squares, axis=0, where=seen) / seen.sum(axis=0)
     filled = np.mean(squares, axis=0, where=~seen) * (~seen).mean(axis=0)
-    return float(np.mean(filled / np.maximum(observed, np.finfo(x.dtype).tiny)))
+    return float(np.mean(filled / np.maximum(observed, np.finfo(training.x.dtype).tiny)))
 
 
 def _fill(
@@ -125,9 +126,9 @@ def _fill(
                         total[line, used] += len(partitions) * (drawn - means)
                 line += 1
     filled = []
-    for means in total / len(partitions) * scales:
+    for own in total:
         copy = np.array(training.x)
-        copy[rows] = np.where(seen, copy[rows], means)
+        copy[rows] = np.where(seen, copy[rows], own / len(partitions) * scales)
         filled.append(copy)
     return filled
 

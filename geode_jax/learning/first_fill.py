@@ -23,9 +23,15 @@ NUM_FACTORS, MOST_WORK = (1, 2, 3, 5, 8, 12, 18, 27), 2**31
 
 
 def fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: int) -> np.ndarray:
-    """Rows (n, D) with missing entries filled, by at most `max_rank` components; column means should be near 0."""
+    """Rows (n, D) with missing entries filled, by at most `max_rank` components.
+
+    About the means of what is observed: those of a class may be far from 0. A feature never seen is filled about 0.
+    """
+    count = is_observed.sum(axis=0)
+    mean = (x.sum(axis=0, dtype=np.float64, where=is_observed) / np.maximum(count, 1)).astype(x.dtype)
     with one_blas_thread() if x.size <= _SMALL else contextlib.nullcontext():
-        return _fill_low_rank(x, is_observed, max_rank, seed)
+        filled = _fill_low_rank(x - mean, is_observed, max_rank, seed)
+    return np.where(is_observed, x, filled + mean)
 
 
 def _fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: int) -> np.ndarray:

@@ -167,6 +167,9 @@ def learn_subspaces(
         if num_kept[node].min() < 2:
             # One fold has (almost) the whole cell: without it there is nothing to learn directions from.
             centres[:, node] = cells.centres(node)
+            if partition.depth > 0 and node > 0:  # without any row, no centre: that of the fold's own rows would be one
+                has_none = num_kept[node] == 0
+                centres[has_none, node] = centres[has_none, (node - 1) // 2]
             return
         parent, inherited = (node - 1) // 2, num_inherited(node)
         prior = [
@@ -330,7 +333,7 @@ class _Cells:
         return Limits(ranks, np.array([one.own for one in found]), np.array([one.relative for one in found]))
 
     def centres(self, node: int) -> np.ndarray:
-        """The mean of the cell's rows under every holdout, (H, D); that of all of them where a holdout leaves none."""
+        """The mean of the cell's rows under every holdout, (H, D); that of all of them where a holdout keeps none."""
         self._joined.pop(node, None)
         cell, num_rows = self._x[self._partition.cell(node)], self._partition.size(node)
         if self._processes.is_alone:
@@ -382,7 +385,7 @@ def _randomised(
     x: Rows, rows: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
 ) -> tuple[np.ndarray, Spectrum]:
     cell = x[rows[mask]]
-    tolerance = Tolerance.of(cell, len(cell), _largest([cell]))
+    tolerance = Tolerance.of(cell, len(cell), _largest(_blocks(cell, np.arange(len(cell)))))
     centre = cell.mean(axis=0, dtype=np.float64)
     cell -= centre.astype(cell.dtype)
     stacked = np.concatenate([cell, _as_columns(prior).T.astype(cell.dtype)]) if prior.variances.size else cell

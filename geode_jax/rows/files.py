@@ -44,8 +44,12 @@ class RowFiles:
             source = self.files[place]
             inside = number[own] - (self._ends[place] - len(source))
             is_run = bool((np.diff(inside) == 1).all())
-            part = source[inside[0] : inside[-1] + 1] if is_run else source[inside]
-            found[own] = part[:, features]
+            if is_run:
+                found[own] = source[inside[0] : inside[-1] + 1][:, features]
+            else:
+                found[own] = (
+                    source[inside, features] if isinstance(features, slice) else source[np.ix_(inside, features)]
+                )
         return found
 
 
