@@ -121,7 +121,7 @@ OLDER = (
     " says which, and which changes they lack. The others would come out the same today, but for rounding.",
     "",
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
-    " `candidates`, `memory`, `stage_one`, `proofs`, and `scenarios` with 10,000 and 15,000 features.",
+    " `candidates`, `stage_one`, `proofs`, and `scenarios` with 10,000 and 15,000 features.",
     "- Refined cuts: iris and the curved sheet in `gpu`.",
     "- Features that never vary left out: digits, of which three of 64 never do, in `dimension` and `contention`.",
     "",

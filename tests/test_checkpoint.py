@@ -57,6 +57,15 @@ def test_resumed_fit_is_the_fit(data, tmp_path, num_segments, is_partial):
             assert eqx.tree_equal(geode_jax.fit(key, x, **OPTIONS, checkpoint=tmp_path), whole)
 
 
+def test_keys_of_one_seed_and_different_kinds_differ(tmp_path):
+    """The numbers in them may be the same."""
+    found = set()
+    for kind in ("threefry2x32", "rbg", "unsafe_rbg"):
+        with checkpoint.open_checkpoint(tmp_path / kind, jax.random.key(0, impl=kind), [], []) as kept:
+            found.add(kept.digest)
+    assert len(found) == 3
+
+
 def test_only_the_same_fit_goes_on(data, tmp_path):
     key = jax.random.key(1)
     geode_jax.fit(key, data, **OPTIONS, checkpoint=tmp_path / "of it")

@@ -250,6 +250,11 @@ def test_file(reduced, test, tmp_path):
         (np.zeros(160), "labels: expected 160 integers, got float64"),
         (np.full(160, -1), "labels: expected integers from 0, got -1"),
         (np.arange(160) // 159, "labels: expected at least 2 rows of every class, got 1 of class 1"),
+        (
+            10**12 * (np.arange(160) % 2),
+            "labels: expected at least 2 rows of every class, got 160 rows of 1000000000001",
+        ),
+        (np.ma.masked_equal(np.arange(160) % 2, 1), "labels: expected a label for every row, got masked ones"),
         (2 * (np.arange(160) // 80), "labels: expected at least 2 rows of every class, got 0 of class 1"),
     ],
 )

@@ -39,6 +39,20 @@ def test_one_tree_log_prob_is_joint_less_marginal(posterior, rows):
 
 @pytest.mark.slow
 @ANY_NOISE_SLOW
+def test_levels_next_to_one(posterior, data):
+    """Float32 resolves levels near 0 only; the upper tail is the lower one of the mirrored distribution."""
+    x = data[:3].copy()
+    x[:, 1] = np.nan
+    conditional = geode_jax.condition(posterior, x)
+    low, middle, high = conditional.quantile([1e-9, 0.5, 1 - 1e-9])[:, :, 1]
+    assert (low < middle).all()
+    assert (middle < high).all()
+    spread = (middle - low) / (high - middle)
+    assert ((spread > 0.1) & (spread < 10)).all()
+    interval = geode_jax.impute(posterior, x, interval=1 - 1e-8)
+    assert np.abs(interval.upper).max() < 1e6
+
+
 def test_log_prob_integrates_to_the_quantiles_and_the_mean(posterior, data):
     """One missing feature: the density on a grid has mass 1, its mean, and a level's mass below its quantile.
 

@@ -1,6 +1,7 @@
 """The whole pipeline: units, seeds, types, shapes, tracing, saving."""
 
 import dataclasses
+import pickle
 import warnings
 import zipfile
 
@@ -231,7 +232,22 @@ def test_float64_leaves_the_global_setting_alone(data):
     assert jax.config.jax_enable_x64 == before
     assert jnp.ones(2).dtype == np.float32
     assert geode_jax.log_density(fitted, data).dtype == np.float64
+    loaded = pickle.loads(pickle.dumps(fitted))
+    assert eqx.tree_equal(loaded, fitted)
+    np.testing.assert_array_equal(geode_jax.log_density(loaded, data), geode_jax.log_density(fitted, data))
     assert geode_jax.sample(jax.random.key(0), fitted, 3).dtype == np.float64
+
+
+def test_pickles_keep_float64(data, tmp_path):
+    """Also of a forest and of classes, and what they then save loads."""
+    options = {"dictionary": DICTIONARY, "dtype": "float64"}
+    forest = geode_jax.learn_forest(jax.random.key(0), data, **options)
+    classes = geode_jax.fit_classes(jax.random.key(0), data, np.arange(len(data)) % 2, sampler=SAMPLER, **options)
+    for given in (forest, classes):
+        loaded = pickle.loads(pickle.dumps(given))
+        assert eqx.tree_equal(loaded, given)
+    loaded.save(tmp_path / "classes.npz")
+    assert eqx.tree_equal(geode_jax.ClassPosterior.load(tmp_path / "classes.npz"), classes)
 
 
 def test_float32_and_float64_agree(data):

@@ -176,6 +176,8 @@ def fit_classes(
 
 def _check_labels(labels: ArrayLike, num_rows: int) -> np.ndarray:
     """Labels as integers."""
+    if np.ma.is_masked(labels):
+        raise ValueError("labels: expected a label for every row, got masked ones")
     index = np.asarray(labels, int if num_rows == 0 and np.size(labels) == 0 else None)
     if index.shape != (num_rows,) or index.dtype.kind not in "iu":
         raise ValueError(f"labels: expected {num_rows} integers, got {index.dtype} of shape {index.shape}")
@@ -187,6 +189,12 @@ def _check_labels(labels: ArrayLike, num_rows: int) -> np.ndarray:
 def _sizes_of_classes(index: np.ndarray, processes: Processes) -> np.ndarray:
     """How many rows of every class each process has, (P, G)."""
     num_classes = int(processes.each(index.max(initial=-1)).max()) + 1
+    num_rows = processes.count(index.size)
+    if 2 * num_classes > num_rows:  # or counting a class for every number up to the largest would take any memory
+        raise ValueError(
+            f"labels: expected at least 2 rows of every class, got {num_rows} rows of {num_classes} classes, 0 to"
+            f" {num_classes - 1}"
+        )
     sizes = processes.each(np.bincount(index, minlength=num_classes))
     counts = sizes.sum(axis=0)
     if counts.min() < 2:

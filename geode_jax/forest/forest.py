@@ -89,6 +89,10 @@ class Forest(eqx.Module):
             num_features=np.full(self.num_trees, dictionary.num_features, self.dtype),
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it is saved: JAX's own pickles of float64 come back as float32 where 64-bit types are off."""
+        return Forest.from_archive, self.to_archive()
+
     def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Header and arrays of a file."""
         arrays = {

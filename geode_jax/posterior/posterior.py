@@ -241,6 +241,10 @@ class Posterior(eqx.Module):
         """Read a file written by :meth:`save`. Raises ValueError if it is another kind of file, or is damaged."""
         return read_archive(path, _FORMAT, _FORMAT_VERSION, "Posterior.save", Posterior.from_archive)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it is saved: JAX's own pickles of float64 come back as float32 where 64-bit types are off."""
+        return Posterior.from_archive, self.to_archive()
+
     def to_archive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Header and arrays of a file, for files that hold more than a posterior."""
         arrays = {f"{part}.{name}": array for part in _PARTS for name, array in fields_of(getattr(self, part)).items()}

@@ -155,6 +155,8 @@ def _quantile(level: float, weight: Array, mean: Array, deviation: Array) -> Arr
 
     It lies between the smallest and the largest quantile of the components that have weight.
     """
+    if level > 0.5:  # float32 resolves levels near 0, not near 1
+        return -_quantile(1.0 - level, weight, -mean, deviation)
     own = mean + deviation * ndtri(jnp.asarray(level, mean.dtype))
     has_weight = weight > jnp.finfo(mean.dtype).eps
     low = jnp.where(has_weight, own, jnp.inf).min(axis=0)
