@@ -258,6 +258,19 @@ def test_a_round_does_not_fill_a_row_from_its_own_fill(filled, monkeypatch):
     assert not np.array_equal(first[~moves], second[~moves])
 
 
+def test_fills_are_averaged_over_trees(filled, monkeypatch):
+    """Twice the same tree fills as one does."""
+    training, plan = filled
+    cells = Partition(1, (np.arange(90), np.arange(45), np.arange(45, 90)))
+    monkeypatch.setattr(fill, "grow_trees", lambda training, plan, seeds, show: ([cells] * len(seeds), np.ones(6)))
+    with jax_settings(np.float32):
+        once, twice = (
+            fill._fill(training, plan, [0] * number, [fill._own_fillers(training)], lambda *_: None)[0]
+            for number in (1, 2)
+        )
+    np.testing.assert_allclose(twice, once, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def factor_rows():
     """200 rows of 6 features, float32: two factors and noise."""

@@ -357,6 +357,12 @@ def test_stacks_are_of_bounded_size():
         assert padded.side(400) <= 1.15 * min(one.side(400) for one in own) + 1
 
 
+def test_the_largest_value_of_blocks_may_be_negative():
+    assert subspaces._largest([np.array([[-3.0, 1.0]]), np.array([[2.0, -0.5]])]) == 3.0
+    assert subspaces._largest([np.array([[4.0, -1.0]])]) == 4.0
+    assert subspaces._largest([]) == 0.0
+
+
 def test_directions_of_a_stack_are_made_orthonormal():
     """Whether they nearly are or not, each after those before it; zero columns stay zero."""
     rng = np.random.default_rng(0)
@@ -652,6 +658,11 @@ def test_a_cell_of_one_fold_has_its_parents_centre_without_it(parent_rows):
     np.testing.assert_allclose(found.centres[1, 1], x[folds != 0].mean(axis=0))
     for without in (0, 2, 3):
         np.testing.assert_allclose(found.centres[without, 1], x[:2].mean(axis=0))
+    # one row is enough for a centre, and cells side by side are not each other's parents
+    one_more = learn_subspaces(x, Partition(1, (rows, rows[:3], rows[3:])), SubspaceOptions(2, 0, parent_rows), folds)
+    np.testing.assert_allclose(one_more.centres[1, 1], x[2])
+    apart = learn_subspaces(x, Partition(0, (rows[2:], rows[:2])), SubspaceOptions(2, 0, parent_rows), folds)
+    np.testing.assert_allclose(apart.centres[1, 1], x[:2].mean(axis=0))
 
 
 def test_a_row_does_not_enter_the_dictionary_that_its_statistics_come_from():

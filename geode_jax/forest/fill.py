@@ -78,7 +78,7 @@ def _size(training: Training) -> float:
     if not has_fills.any():
         return 0.0
     x, seen = x[:, has_fills].astype(np.float64), seen[:, has_fills]
-    squares = np.square(x - np.sum(x, axis=0, where=seen) / seen.sum(axis=0))  # means of a class may be far from 0
+    squares = np.square(x - np.mean(x, axis=0, where=seen))  # means of a class may be far from 0
     observed = np.sum(squares, axis=0, where=seen) / seen.sum(axis=0)
     filled = np.mean(squares, axis=0, where=~seen) * (~seen).mean(axis=0)
     return float(np.mean(filled / np.maximum(observed, np.finfo(training.x.dtype).tiny)))

@@ -31,7 +31,9 @@ def fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: i
     mean = (x.sum(axis=0, dtype=np.float64, where=is_observed) / np.maximum(count, 1)).astype(x.dtype)
     with one_blas_thread() if x.size <= _SMALL else contextlib.nullcontext():
         filled = _fill_low_rank(x - mean, is_observed, max_rank, seed)
-    return np.where(is_observed, x, filled + mean)
+    filled += mean
+    np.copyto(filled, x, where=is_observed)
+    return filled
 
 
 def _fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: int) -> np.ndarray:

@@ -180,11 +180,11 @@ def _leading(matrices: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarr
     return values[..., ::-1][..., :rank], vectors[..., ::-1][..., :rank]
 
 
-def are_orthonormal(directions: np.ndarray, useful: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def are_orthonormal(directions: np.ndarray, useful: np.ndarray | bool, dtype: np.dtype) -> np.ndarray:
     """Whether directions from Gram matrices, (..., D, d), are orthonormal as far as `dtype` can tell: (...).
 
     Where the spectrum is steep, those of small variance are not: Gram matrices square rounding errors, and inherited
-    directions have errors of their own. Both show in the lengths of the `useful` ones, (..., d).
+    directions have errors of their own. Both show in the lengths of the `useful` ones, (..., d) or all.
     """
     squares = np.einsum("...ij,...ij->...j", directions, directions)
     return np.asarray((np.abs(squares - 1.0) <= LENGTH_ULPS * np.finfo(dtype).eps).all(axis=-1, where=useful))

@@ -207,10 +207,9 @@ def learn_subspaces(
         own = ranks[nodes] = found.ranks.min(axis=1)
         is_kept = np.arange(found.variances.shape[2]) < own[:, None]
         weight = num_kept[nodes] + np.where(inherited > 0, parent_rows, 0.0)[:, None]
+        width = is_kept.shape[1]
         centres[:, nodes] = found.centres.swapaxes(0, 1)
-        variances[:, nodes, : is_kept.shape[1]] = (found.variances * is_kept[:, None, :] / weight[..., None]).swapaxes(
-            0, 1
-        )
+        variances[:, nodes, :width] = (found.variances * is_kept[:, None, :] / weight[..., None]).swapaxes(0, 1)
         for node, rank, directions in zip(stack, own.tolist(), found.directions, strict=True):
             bases[:, node, :, :rank] = directions[:, :, :rank]
 
@@ -323,7 +322,7 @@ class _Cells:
         parts = [self._parts.of_row[cell] for cell in cells]
         rows = [self._x[cell[part >= 0]] for cell, part in zip(cells, parts, strict=True)]
         kept = [self._parts.is_kept[:, part[part >= 0]] for part in parts]
-        limits = self._limits(nodes, ranks, [float(np.abs(own).max()) for own in rows])
+        limits = self._limits(nodes, ranks, [_largest([own]) for own in rows])
         return stack_by_rows(rows, kept, priors, limits)
 
     def _limits(self, nodes: list[int], ranks: np.ndarray, largest: list[float]) -> Limits:
@@ -385,7 +384,7 @@ def _randomised(
     x: Rows, rows: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
 ) -> tuple[np.ndarray, Spectrum]:
     cell = x[rows[mask]]
-    tolerance = Tolerance.of(cell, len(cell), _largest(_blocks(cell, np.arange(len(cell)))))
+    tolerance = Tolerance.of(cell, len(cell), _largest([cell]))
     centre = cell.mean(axis=0, dtype=np.float64)
     cell -= centre.astype(cell.dtype)
     stacked = np.concatenate([cell, _as_columns(prior).T.astype(cell.dtype)]) if prior.variances.size else cell
@@ -436,7 +435,7 @@ def _blocks(x: Rows, rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _largest(blocks: Iterable[np.ndarray]) -> float:
-    return max((float(np.abs(block).max()) for block in blocks), default=0.0)
+    return max((max(float(block.max()), -float(block.min())) for block in blocks), default=0.0)  # no copies
 
 
 def _mean(x: Rows, rows: np.ndarray) -> np.ndarray:
@@ -479,7 +478,7 @@ def _by_gram(x: Rows, rows: np.ndarray, rank: int, products: Products) -> Callab
         for some, block in columns():
             basis[some] = (block.T @ weight + _as_columns(prior, some) @ inherited) / singular[useful]
             mean[some] = share @ block
-        if not are_orthonormal(basis, np.ones(basis.shape[1], dtype=bool), x.dtype):
+        if not are_orthonormal(basis, True, x.dtype):
             basis = _orthonormal(basis)
         return origin + mean, Spectrum(basis.astype(x.dtype), values[useful])
 

@@ -44,12 +44,10 @@ class RowFiles:
             source = self.files[place]
             inside = number[own] - (self._ends[place] - len(source))
             is_run = bool((np.diff(inside) == 1).all())
-            if is_run:
-                found[own] = source[inside[0] : inside[-1] + 1][:, features]
+            if is_run or isinstance(features, slice):
+                found[own] = source[slice(inside[0], inside[-1] + 1) if is_run else inside, features]
             else:
-                found[own] = (
-                    source[inside, features] if isinstance(features, slice) else source[np.ix_(inside, features)]
-                )
+                found[own] = source[np.ix_(inside, features)]
         return found
 
 
