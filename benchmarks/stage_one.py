@@ -41,7 +41,7 @@ def variations(name: str, num_rows: int) -> list[dict[str, Any]]:
     found += [{"num_trees": value} for value in (1, 4, 8, 16)]
     found += [{"max_rank": value} for value in ((10, 20, 50, 200) if name == "faces" else (10, 20, 40, 60))]
     found += [{"depth": value} for value in range(0, 8, 2 if name == "faces" else 1)]
-    found += [{"min_cell_size": value} for value in (5, 20, 40)]
+    found += [{"min_cell_size": value} for value in (10, 20, 40)]
     found += [{"parent_rows": value} for value in (None, 1.0, 10.0)]
     found += [{"borrowed_rows": value} for value in (None, 2.0, 10.0)]
     found += [{"cross_fit": value and geode_jax.CrossFit(value)} for value in (None, 2, 10)]
@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--data", help="folder that holds frey_faces.npz")
     parser.add_argument("--only", nargs="+", choices=("digits", "faces"), default=["digits", "faces"])
     options = parser.parse_args(arguments)
-    sweeps = {"num_warmup": 10, "num_samples": 10} if options.quick else {"num_warmup": 300, "num_samples": 200}
+    sampler = geode_jax.SamplerSettings(num_warmup=10, num_samples=10) if options.quick else None
     for name in ["digits"] if options.quick else options.only:
         rows = []
         data = training_rows(name, options.data)[: 200 if options.quick else None]
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
                 train,
                 dictionary=dataclasses.replace(base, **of_dictionary),
                 prior=geode_jax.Prior(**of_prior),
-                sampler=geode_jax.SamplerSettings(**sweeps),
+                sampler=sampler,
             )
             seconds = time.perf_counter() - start
             filled = geode_jax.impute(posterior, hidden)

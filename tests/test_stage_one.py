@@ -413,6 +413,7 @@ def test_work_by_blocks_leaves_nothing_out(shape, monkeypatch):
 
     whole = learn()
     monkeypatch.setattr(blocks, "BLOCK_NUMBERS", 4 * min(shape))
+    assert len(list(blocks.slices(*shape))) > 1
     for part, all_at_once in zip(learn(), whole, strict=True):
         np.testing.assert_allclose(part, all_at_once, atol=1e-9)
 
@@ -423,6 +424,31 @@ def test_randomised_subspaces(monkeypatch):
     monkeypatch.setattr(subspaces, "EXACT_MAX_SIDE", 50)
     found = learn_subspaces(x, Partition(0, (np.arange(200),)), SubspaceOptions(5, 0), None)
     assert linalg.subspace_angles(found.bases[0, 0], _oracle(x, 5)[1]).max() < 1e-3
+
+
+def test_large_cells_of_a_view_are_read_a_few_rows_at_a_time(monkeypatch):
+    """Rows of a file may be larger than memory, and each of the holdouts would hold a copy."""
+    sizes = []
+
+    class Counted(View):
+        def __getitem__(self, index):
+            found = super().__getitem__(index)
+            sizes.append(len(found))
+            return found
+
+    monkeypatch.setattr(subspaces, "EXACT_MAX_SIDE", 50)
+    monkeypatch.setattr(blocks, "BLOCK_NUMBERS", 20 * 150)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 5)) @ rng.normal(size=(5, 150)) + 0.01 * rng.normal(size=(300, 150))
+    folds, cells = np.arange(300) % 3, Partition(1, (np.arange(300), np.arange(180), np.arange(180, 300)))
+    options = SubspaceOptions(5, 0, 2.0)
+    found = learn_subspaces(Counted(x, np.ones(150)), cells, options, folds)
+    assert max(sizes) == 20
+    expected = learn_subspaces(x, cells, options, folds)
+    np.testing.assert_allclose(found.centres, expected.centres, atol=1e-12)
+    np.testing.assert_array_equal(found.ranks, expected.ranks)
+    outer = [one.bases @ np.swapaxes(one.bases, -1, -2) for one in (found, expected)]
+    np.testing.assert_allclose(*outer, atol=1e-4)
 
 
 def test_subspaces_of_duplicate_rows_and_small_cells():

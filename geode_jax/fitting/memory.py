@@ -35,13 +35,14 @@ def bytes_needed(
     noise = plan.request.noise_covariance
     has_none = noise is None or plan.num_features > noise.max_features or (is_mapped and is_divided)
     copies = 1 if has_none else 2
-    # with far fewer rows than features, coordinates of dictionaries are those in the space of the rows
+    # with far fewer rows than features, coordinates of dictionaries are those in the space of the rows; its axes are
+    # there until the dictionaries have all features, and remain where these stay in the space
     coordinates = kept = plan.num_features
     of_space = 0
     if is_wide:
-        coordinates = plan.num_rows
+        coordinates, of_space = plan.num_rows, plan.num_rows * plan.num_features
         if is_kept_in_space(plan.num_features, plan.num_rows, nodes, rank, itemsize):
-            kept, of_space = coordinates, plan.num_rows * plan.num_features
+            kept = coordinates
     return {
         "rows": itemsize * (copies - is_mapped) * num_rows * plan.num_features,
         "dictionaries": itemsize * (nodes * ((plan.num_holdouts - 1) * coordinates + kept) * (rank + 1) + of_space),

@@ -36,7 +36,7 @@ from geode_jax.rows.view import Rows
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
 # randomised SVD (and one matrix serves all folds).
 EXACT_MAX_SIDE = 1500
-# Of the randomised SVD of rows in several processes: vectors beyond the directions, and products with the scatter.
+# Of the randomised SVD in blocks of rows: vectors beyond the directions, and products with the scatter.
 NUM_MORE, NUM_POWERS = 10, 5
 
 
@@ -360,10 +360,10 @@ class _Cells:
         kept, seed = self._kept(node), self._seed + node
         by_mask: Callable[[np.ndarray, Spectrum], Cell]
         if min(size, x.shape[1]) > EXACT_MAX_SIDE:
-            if self._processes.is_alone:
+            if self._processes.is_alone and isinstance(x, np.ndarray):
                 by_mask = functools.partial(_randomised, x, rows, rank, seed)
-            else:
-                by_mask = functools.partial(_randomised_over_processes, x, rows, rank, seed, self._processes)
+            else:  # rows of files may be larger than memory
+                by_mask = functools.partial(_randomised_in_blocks, x, rows, rank, seed, self._processes)
         elif self._processes.is_alone:
             by_mask = _by_gram(x, rows, rank, self._processes.products)
         else:
@@ -393,10 +393,12 @@ def _randomised(
     return centre, Spectrum(right[useful].T, np.square(singular[useful], dtype=np.float64))
 
 
-def _randomised_over_processes(
+def _randomised_in_blocks(
     x: Rows, rows: np.ndarray, rank: int, seed: int, processes: Processes, mask: np.ndarray, prior: Spectrum
 ) -> tuple[np.ndarray, Spectrum]:
-    """:func:`_randomised` of rows of several processes: they exchange products with as many vectors as directions.
+    """:func:`_randomised` that reads a few rows at a time, several times, of one or several processes.
+
+    Processes exchange products with as many vectors as directions.
 
     A range finder for the scatter (Halko, Martinsson & Tropp 2011, algorithm 4.4), which is never made.
     """

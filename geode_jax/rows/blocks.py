@@ -6,7 +6,10 @@ from collections.abc import Iterator
 BLOCK_NUMBERS = 2**18
 
 
-def slices(length: int, width: int, *, numbers: int = BLOCK_NUMBERS) -> Iterator[slice]:
-    """Slices that cover `length` rows (or columns) of `width` numbers each: at most `numbers` together, or one row."""
-    size = max(1, numbers // max(1, width))
+def slices(length: int, width: int, *, numbers: int | None = None) -> Iterator[slice]:
+    """Slices that cover `length` rows (or columns) of `width` numbers each: at most `numbers` together, or one row.
+
+    None is `BLOCK_NUMBERS`.
+    """
+    size = max(1, (BLOCK_NUMBERS if numbers is None else numbers) // max(1, width))
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
