@@ -142,9 +142,11 @@ def tables() -> list[str]:
     fewer = [row for row in record["rows"] if row["data"] == "MNIST"]
     more = [row for row in record["rows"] if row["data"] == "curved"]
     lines = [
-        "**Candidate nodes**, `python -m benchmarks.candidates`. The same two trees of depth 7 with fewer and fewer"
-        f" candidates per row, all 255 nodes first ({settings['train']} MNIST images, {settings['held_out']} held out;"
-        f" {settings['chains']} chains of {settings['sweeps']} sweeps; timed on one core beside other work):",
+        "### Candidate nodes",
+        "",
+        "The same two trees of depth 7 with fewer and fewer candidates per row, all 255 nodes first"
+        f" ({settings['train']} MNIST images, {settings['held_out']} held out;"
+        f" {settings['chains']} chains of {settings['sweeps']} sweeps; timed beside other work):",
         "",
     ]
     rows = []

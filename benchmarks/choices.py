@@ -79,9 +79,10 @@ def held_out(
 def tables() -> list[str]:
     record = load("choices")
     lines = [
-        "**Does the score that chooses a shared span and a shape of the noise predict held-out density?** Gains over"
-        " neither, nats per row, training data only; the shape that is chosen, if one is,"
-        f" `{record['command']}`:",
+        "### Does the score that chooses predict held-out density?",
+        "",
+        "A score on training rows decides on a shared span and on a noise covariance. Gains over neither, nats per"
+        " row, training data only; the covariance that is chosen, if one is:",
         "",
         "| data | of | gain in the score | gain held out |",
         "|---|---|---|---|",

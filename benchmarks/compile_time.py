@@ -78,9 +78,11 @@ def in_new_process(shape: tuple[int, int, int, int], cache: str) -> tuple[float,
 def tables() -> list[str]:
     record = load("compile_time")
     lines = [
-        f"**The time to the first sweep** on a CPU, `{record['command']}`: what `fit` compiles, at LLVM's third level"
-        " of optimisation (XLA's default), at the second (ours) and for short runs, the sweeps that come out, and the"
-        " first ten sweeps of a new process, which are a short run, compiled and read from JAX's persistent cache.",
+        "### The time to the first sweep",
+        "",
+        "On a CPU: what `fit` compiles, at LLVM's third level of optimisation (XLA's default), at the second (ours)"
+        " and for short runs, the sweeps that come out, and the first ten sweeps of a new process, which are a short"
+        " run, compiled and read from JAX's persistent cache.",
         "",
     ]
     head = [

@@ -105,9 +105,11 @@ def cross_validation_seconds(num_jobs: int) -> float:
 def tables() -> list[str]:
     record = load("contention")
     lines = [
-        f"**Beside other processes**, `{record['command']}`: seconds of a call on digits (two trees from 800 rows, 100"
-        " rows to predict), alone on two cores, in the slower of two copies, and beside a process that multiplies"
-        " matrices on all cores. A copy doubles what uses both cores; more than that is waiting for each other.",
+        "### Beside other processes",
+        "",
+        "Seconds of a call on digits (two trees from 800 rows, 100 rows to predict), alone on two cores, in the"
+        " slower of two copies, and beside a process that multiplies matrices on all cores. A copy doubles what uses"
+        " both cores; more than that is waiting for each other.",
         "",
     ]
     by_task = {row["task"]: row for row in record["rows"] if "task" in row}

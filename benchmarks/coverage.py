@@ -78,8 +78,10 @@ def tables() -> list[str]:
         error = found.std(ddof=1) / np.sqrt(found.size)
         lines.append([kind, str(found.size), f"{found.mean():.1%}", f"{error:.1%}", f"{found.min():.1%}"])
     return [
-        "**Coverage of 95% intervals**, `python -m benchmarks run coverage`: share of hidden values of new rows that"
-        " are in their intervals, over data sets with three factors and noise:",
+        "### Coverage of 95% intervals",
+        "",
+        "The share of hidden values of new rows that are in their intervals, over simulated data sets with three"
+        " factors and noise:",
         "",
         *table(["", "data sets", "coverage", "standard error", "the lowest"], lines),
     ]

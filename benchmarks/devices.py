@@ -98,9 +98,10 @@ def tables() -> list[str]:
     record = load("devices")
     settings = record["settings"]
     lines = [
-        f"**Two devices against one**, {settings['trees']} trees of {settings['chains']} chains; a device is a core"
-        " with one thread, and both share one bus to the memory and its caches. Speeds above 2 are of these,"
-        f" `{record['command']}`:",
+        "### Two devices against one",
+        "",
+        f"{settings['trees']} trees of {settings['chains']} chains; a device is a core"
+        " with one thread, and both share one bus to the memory and its caches. Speeds above 2 are of these:",
         "",
     ]
     rows = [

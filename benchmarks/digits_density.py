@@ -101,7 +101,9 @@ def _by_noise() -> list[str]:
         means = [f"{np.mean(nats[method]):.1f}" for method in BY_NOISE]
         lines.append([noise, *means, f"{lead['gain']:.1f} ({lead['gain_se']:.1f})"])
     return [
-        "**The flow's lead on digits, and the noise**: grey levels become continuous by noise, and the edges of uniform"
+        "### The flow's lead on digits, and the noise",
+        "",
+        "Grey levels become continuous by noise, and the edges of uniform"
         " noise at pixels that are always 0 fit no normal. Normal noise of the same variance has none. Held-out nats"
         f" per image, mean of the first {number} splits of both, `{command}`:",
         "",
@@ -116,9 +118,10 @@ def tables() -> list[str]:
 def _densities() -> list[str]:
     digits = load(NAMES["uniform"])
     lines = [
-        "**Digits** (D = 64, 1437 training and 360 test images, five splits; timed beside other work on the machine;"
-        " last, the quickest of our own fits that describes the test images no worse than the rival),"
-        f" `{digits['command']}`:",
+        "### Digits",
+        "",
+        "D = 64, 1437 training and 360 test images, five splits; timed beside other work. The last column is the"
+        " quickest of our own fits that describes the test images no worse than the rival:",
         "",
         "| | held-out nats per image | coverage of 95% | seconds to fit | ours at no less density |",
         "|---|---|---|---|---|",

@@ -128,10 +128,12 @@ def measure_rival(name: str, x: np.ndarray, truth: np.ndarray | None, num_neighb
 def tables() -> list[str]:
     record = load("dimension")
     lines = [
-        f"**Intrinsic dimension** where it is known, `{record['command']}`: rows whose posterior mode is the truth, the"
-        " mean posterior probability of the truth, and the coverage of 95% intervals of the hidden half of new rows."
-        " Estimators of scikit-dimension have one number for all rows, and one for each from its 100 nearest"
-        " neighbours, of which those that round to the truth are right.",
+        "### Intrinsic dimension",
+        "",
+        "Where it is known: rows whose posterior mode is the truth, the mean posterior probability of the truth, and"
+        " the coverage of 95% intervals of the hidden half of new rows. Estimators of scikit-dimension have one"
+        " number for all rows, and one for each from its 100 nearest neighbours, of which those that round to the"
+        " truth are right.",
         "",
     ]
     rows = []
@@ -157,7 +159,9 @@ def tables() -> list[str]:
 def _real_table(rows: list[dict[str, Any]]) -> list[str]:
     """Real data: a line for each, a column for each method."""
     lines = [
-        "**Intrinsic dimension of real data** (the same command): ours counts the directions along which a cell's rows"
+        "### Intrinsic dimension of real data",
+        "",
+        "Ours counts the directions along which a cell's rows"
         " vary by more than the noise, and by more than 5% of their largest variance; where there are more than allowed"
         " it says so. The sheet has two dimensions, and bends within its cells. The 5% are those of local PCA;"
         " they came in after the sheet had given 9. Where dimensions are known above, the smallest variance is 11% of"

@@ -37,8 +37,10 @@ def tables() -> list[str]:
     record = load("features_time")
     settings = record["settings"]
     lines = [
-        f"**Each stage against the number of features** (the paper's figure 1; {settings['rows']} rows, one tree, 500 +"
-        f" 500 sweeps, nothing compiled), `{record['command']}`, drawn by `python -m benchmarks.figures`:",
+        "### Each stage against the number of features",
+        "",
+        f"The paper's figure 1: {settings['rows']} rows, one tree, 500 + 500 sweeps, nothing compiled. A noise"
+        " covariance is tried with up to 1000 features, which takes the longer the more there are:",
         "",
         "![Seconds of each stage against D](../notebooks/features_time.png)",
         "",

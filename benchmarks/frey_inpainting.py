@@ -132,8 +132,10 @@ def measure_rival(name: str, frames: np.ndarray, seed: int, quick: bool) -> dict
 def tables() -> list[str]:
     frey = load("frey_inpainting")
     lines = [
-        "**Frey faces** (the paper's section 4.1; D = 560, 1000 training frames, half of the pixels of 965 others"
-        f" hidden; mean of seeds {frey['settings']['seeds']}), `{frey['command']}`:",
+        "### Frey faces",
+        "",
+        "The paper's section 4.1: D = 560, 1000 training frames, half of the pixels of 965 others hidden; mean of"
+        f" {len(frey['settings']['seeds'])} random splits:",
         "",
         "| | mean abs. error (0..255) | coverage of 95% | mean width | nats per pixel | fit | fill in 965 |",
         "|---|---|---|---|---|---|---|",

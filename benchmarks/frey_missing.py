@@ -125,9 +125,10 @@ def draw_patterns(posterior: geode_jax.Posterior, test: np.ndarray, picture: Pat
 def _frey_missing() -> list[str]:
     record = load("frey_missing")
     lines = [
-        "**Missing values in training too** (Frey faces as above, seeds"
-        f" {record['settings']['seeds']}; where any are missing no training row is complete; rivals were timed beside"
-        f" other work on the machine), `{record['command']}`:",
+        "### Missing values in training too",
+        "",
+        f"Frey faces as above, {len(record['settings']['seeds'])} splits. Where any are missing no training row is"
+        " complete. Rivals were timed beside other work:",
         "",
         "| | missing in training | mean abs. error | coverage of 95% | mean width | seconds in all |",
         "|---|---|---|---|---|---|",

@@ -132,10 +132,12 @@ def rows_of(part: str, **wanted: str) -> list[dict[str, Any]]:
 def tables() -> list[str]:
     record = load("gpu")
     device = rows_of("sweeps")[0]["device"]
-    missing = [name for name in whole_fit.GOALS if not rows_of("fits", data=name)]
+    missing = [name for name in whole_fit.DATA if not rows_of("fits", data=name)]
     lines = [
-        f"**On a GPU**, `python -m benchmarks.gpu` on a machine with an {device} and {machine(record)}. A sweep (one"
-        " tree of 63 nodes, rank 20, one chain) and its floor, reading the squared coordinates once:",
+        "### On a GPU",
+        "",
+        f"On a machine with an {device} and {machine(record)}. A sweep (one tree of 63 nodes, rank 20, one chain) and"
+        " its floor, reading the squared coordinates once:",
         "",
     ]
     sweeps = [
@@ -197,7 +199,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--quick", action="store_true", help="a tiny run, in this process, on whatever device it has")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--platforms", nargs="+", choices=PLATFORMS, default=list(PLATFORMS))
-    parser.add_argument("--sets", nargs="+", choices=whole_fit.GOALS, default=list(whole_fit.GOALS), help="for fits")
+    parser.add_argument("--sets", nargs="+", choices=whole_fit.DATA, default=whole_fit.DATA, help="for fits")
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.case:

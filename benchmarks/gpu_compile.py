@@ -307,13 +307,14 @@ def tables() -> list[str]:
         for row in record["rows"]
     ]
     return [
-        f"**What a GPU would be given**, `{record['command']}`: programs compiled for an H100 on a machine without one,"
-        f" without autotuning; one that took more than {LONGEST} seconds has no numbers. Kernels and loops are those of"
-        " a sweep, or of a block of rows (filled in, or in stage one), with one round of loops of unknown length;"
-        " some such loops come"
-        " before the sweeps of a segment, once. Temporary memory is beside"
-        f" the arguments. Two estimates: launches, if each took {1e6 * LAUNCH_SECONDS:.0f} microseconds (XLA may"
-        f" join several), and reading a sweep's statistics at {BYTES_PER_SECOND / 1e12:.0f} TB/s.",
+        "### What a GPU would be given",
+        "",
+        "Programs compiled for an H100 on a machine without one, without autotuning; one that took more than"
+        f" {LONGEST} seconds has no numbers. Kernels and loops are those of a sweep, or of a block of rows (filled in,"
+        " or in stage one), with one round of loops of unknown length; some such loops come before the sweeps of a"
+        " segment, once. Temporary memory is beside the arguments. Two estimates: launches, if each took"
+        f" {1e6 * LAUNCH_SECONDS:.0f} microseconds (XLA may join several), and reading a sweep's statistics at"
+        f" {BYTES_PER_SECOND / 1e12:.0f} TB/s.",
         "",
         *table(["program", *columns], rows),
     ]

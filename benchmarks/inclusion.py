@@ -26,9 +26,11 @@ RANK = 20
 def tables() -> list[str]:
     record = load("inclusion")
     lines = [
-        f"**Directions in use** (the paper's figure 3), {record['settings']['rank']} offered, `{record['command']}`."
-        " The paper's removal test, and the posterior of the intrinsic dimension. By default nodes share a span of as"
-        " many directions as the rows tell of, and are offered no more.",
+        "### Directions in use",
+        "",
+        f"The paper's figure 3, with {record['settings']['rank']} directions offered: its removal test, and the"
+        " posterior of the intrinsic dimension. By default nodes share a span of as many directions as the rows tell"
+        " of, and are offered no more.",
         "",
         "![Probability that each direction is in use, and of each intrinsic dimension](../notebooks/inclusion.png)",
         "",

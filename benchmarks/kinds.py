@@ -168,8 +168,10 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
 def tables() -> list[str]:
     record = load("kinds")
     return [
-        "**Other kinds of real data**: spectra of a fermentation, pixels of 200 bands, antibody levels, cells by"
-        f" components of their gene expression, and two tables whose own values are missing, `{record['command']}`."
+        "### Other kinds of real data",
+        "",
+        "Spectra of a fermentation, pixels of 200 bands, antibody levels, cells by"
+        " components of their gene expression, and two tables whose own values are missing."
         " Columns have deviation 1; half of the known values of the rows held out are hidden and filled in.",
         "",
         *real_data.lines_of(record["rows"], digits=3),

@@ -88,9 +88,11 @@ def measure(num_rows: int, num_features: int, settings: geode_jax.DictionarySett
 def tables() -> list[str]:
     record = load("memory")
     lines = [
-        f"**Memory of stage one**, `{record['command']}`: memory-mapped float32 rows near a curved set of 5 dimensions,"
-        f" one tree, rank 20. Peak of all memory that the process takes for itself, above what it had before, over"
-        " the size of the data; what `fit` counts on before it starts; and what stage one hands to the sampler:",
+        "### Memory of stage one",
+        "",
+        "Memory-mapped float32 rows near a curved set of 5 dimensions, one tree, rank 20. All over the size of the"
+        " data: what `fit` expects before it starts, when it warns of too little memory; the peak of all memory that"
+        " the process takes for itself, above what it had before; and what stage one hands to the sampler:",
         "",
     ]
     rows = [
@@ -106,7 +108,8 @@ def tables() -> list[str]:
         for row in record["rows"]
     ]
     return lines + table(
-        ["rows x D", "depth", "data, MiB", "told over data", "peak over data", "kept over data", "seconds"], rows
+        ["rows x D", "depth", "data, MiB", "expected over data", "peak over data", "handed over, over data", "seconds"],
+        rows,
     )
 
 

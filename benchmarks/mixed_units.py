@@ -101,10 +101,12 @@ def tables() -> list[str]:
         lines.append([method, *(f"{number:.2f}" for number in numbers)])
     lines.append([f"{OURS} less the best rival (standard error)", *(_lead(rows, name) for name in names)])
     return [
-        '**Columns in different units** (small tables of scikit-learn and statsmodels; rivals and "standardised" get'
-        f" them divided by their deviations), held-out nats per row, mean of {record['settings']['splits']} splits,"
-        f" `{record['command']}`. The standard error is that over the test rows of one split; splits share rows."
-        " Of the US economy the Gaussian mixture is ahead in three of five splits, and fails in one (-1433).",
+        "### Columns in different units",
+        "",
+        "Small tables of scikit-learn and statsmodels. Rivals get the columns divided by their deviations, as does"
+        f" our standardised row. Held-out nats per row, mean of {record['settings']['splits']} splits. The standard"
+        " error is that over the test rows of one split; splits share rows. Of the US economy the Gaussian mixture is"
+        " ahead in three of five splits, and fails in one (-1433).",
         "",
         *table(["", *(f"{name}, {sizes[name][0]} x {sizes[name][1]}" for name in names)], lines),
     ]

@@ -179,12 +179,13 @@ def autocorrelation_time(chains: np.ndarray) -> float:
 def tables() -> list[str]:
     record = load("mixing")
     lines = [
-        f"**Mixing**, four chains on one tree, {record['settings']['num_samples']} draws each after as many of warm-up,"
-        f" `{record['command']}`. Effective draws are those within chains; R-hat compares chains from over-dispersed"
-        " starts. On the roll the densities agree. Frey's faces are not all as noisy: the deeper scales take up the"
-        " rows of one noise level each, in an order that differs between chains, see below; in a run ten times as long"
-        " (as many draws, one in ten sweeps) every chain keeps its order."
-        " `diagnostics.report` says so, and predictions average over the chains.",
+        "### Mixing",
+        "",
+        f"Four chains on one tree, {record['settings']['num_samples']} draws each after as many of warm-up. Effective"
+        " draws are those within chains; R-hat compares chains from over-dispersed starts. On the roll the densities"
+        " agree. Frey's faces are not all as noisy: the deeper scales take up the rows of one noise level each, in an"
+        " order that differs between chains, see below; in a run ten times as long (as many draws, one in ten sweeps)"
+        " every chain keeps its order. `diagnostics.report` says so, and predictions average over the chains.",
         "",
         "| data | conditionals | R-hat: log joint | row densities, median | row densities, worst"
         " | effective draws, row densities | per second |",
@@ -203,8 +204,9 @@ def tables() -> list[str]:
     chains = range(len(exact))
     lines += [
         "",
-        "**Noise of the scales**, grey levels, of each of the chains on Frey faces (exact conditionals), and in the run"
-        " ten times as long.",
+        "### Noise of the scales",
+        "",
+        "In grey levels, of each of the chains on Frey faces (exact conditionals), and in the run ten times as long.",
         "",
         "| scale | " + " | ".join([*(f"chain {c + 1}" for c in chains), *(f"{c + 1}, long" for c in chains)]) + " |",
         "|---" * (1 + 2 * len(exact)) + "|",
@@ -213,7 +215,9 @@ def tables() -> list[str]:
             for scale, of_chains in enumerate(zip(*exact, *long, strict=True))
         ),
         "",
-        "**Chains combined**: held-out nats per row of single chains, of their average with equal weights, and with"
+        "### Chains combined",
+        "",
+        "Held-out nats per row of single chains, of their average with equal weights, and with"
         " weights by stacking, from leave-one-out densities of the training rows.",
         "",
         "| data | conditionals | single chains | average | stacked | stacked less average |",
@@ -228,7 +232,9 @@ def tables() -> list[str]:
         )
     lines += [
         "",
-        "**Later directions**: sweeps from one independent draw of log delta to the next, where u and tau are moved"
+        "### Later directions",
+        "",
+        "Sweeps from one independent draw of log delta to the next, where u and tau are moved"
         " given the rows of a node, a quarter of 100 directions above the noise.",
         "",
         "| rows of the node | renewed together | halfway | last direction |",

@@ -129,9 +129,10 @@ def _mnist() -> list[str]:
     head = ["", "error", "deskewed", "half of the pixels hidden", "the same, deskewed", "half filled with means"]
     head += ["calibration error", "fit", "10,000 images", "memory"]
     return [
-        "**MNIST** (official split; error with raw pixels and with digits sheared upright; the rest with raw pixels;"
-        " GEODE timed alone on the machine, the others beside other work), `python -m benchmarks.mnist` and"
-        " `python -m benchmarks.mnist --deskew`:",
+        "### MNIST",
+        "",
+        "The official split. The error is with raw pixels, and with digits sheared upright (`--deskew`); the rest with"
+        " raw pixels. GEODE was timed alone, the others beside other work:",
         "",
         *table(head, rows),
     ]
@@ -140,8 +141,9 @@ def _mnist() -> list[str]:
 def _mnist_validation() -> list[str]:
     record = load("mnist_validation")
     lines = [
-        "**MNIST, where choices were made** (50,000 training images, the other 10,000 held out; timed beside other"
-        f" work), `{record['command']}`:",
+        "### MNIST, where choices were made",
+        "",
+        "50,000 training images, the other 10,000 held out (`--validate`); timed beside other work:",
         "",
         "| | error | calibration error | mean -log probability | fit | 10,000 images |",
         "|---|---|---|---|---|---|",

@@ -50,8 +50,9 @@ def tables() -> list[str]:
         lines.append([size, f"{row['mean off']:.3f}", *ratios, f"{1 / np.sqrt(row['rows']):.3f}", far])
     head = ["", "mean off, worst column", "ratio of deviations, least", "median", "largest", "1 / sqrt(n)"]
     return [
-        "**Samples against the data they were fitted to**, `python -m benchmarks run moments`: 100,000 samples of"
-        " default fits:",
+        "### Samples against the data they were fitted to",
+        "",
+        "100,000 samples of default fits:",
         "",
         *table([*head, "beyond 6 deviations (the data)"], lines),
     ]

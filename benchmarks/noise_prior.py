@@ -53,8 +53,10 @@ def measure(x: np.ndarray, seed: int, missing: float, quick: bool) -> dict[str, 
 def tables() -> list[str]:
     record = load("noise_prior")
     lines = [
-        "**The prior of the noise**: three rows of typical noise alone (the default), and with the paper's Gamma(1/2,"
-        f" 1/2), in units of the data, besides, `{record['command']}`. Held-out nats per row, mean of random splits.",
+        "### The prior of the noise",
+        "",
+        "Three rows of typical noise alone (the default), and with the paper's Gamma(1/2, 1/2), in units of the data,"
+        " besides. Held-out nats per row, mean of random splits.",
         "",
         "| data | n x D | splits | typical rows alone | with the paper's besides | gain (standard error) |",
         "|---|---|---|---|---|---|",

@@ -165,9 +165,10 @@ def tables() -> list[str]:
     record = load("processes")
     settings = record["settings"]
     lines = [
-        f"**Rows that processes bring themselves**, {settings['features']} features, one tree learned from"
-        f" {settings['tree rows']:,} rows, {settings['sweeps']} sweeps; a core each, one machine,"
-        f" `{record['command']}`:",
+        "### Rows that processes bring themselves",
+        "",
+        f"{settings['features']} features, one tree learned from"
+        f" {settings['tree rows']:,} rows, {settings['sweeps']} sweeps; a core each, one machine:",
         "",
     ]
     rows = [

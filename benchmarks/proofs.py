@@ -79,9 +79,10 @@ def tables() -> list[str]:
     rows, summary = record["rows"], record["settings"]
     titles = ("identity", "draw", "joint", "calibration")
     lines = [
-        f"**Proofs of the sampler**, `{record['command']}`. Each test was run on the sampler as it is and with one bug"
-        " planted; a cross is a bug that was caught. False alarms: none possible (identity), below 1e-4 per block"
-        " (draw), 1e-4 in all (joint, calibration).",
+        "### Proofs of the sampler",
+        "",
+        "Each test was run on the sampler as it is and with one bug planted; a cross is a bug that was caught. False"
+        " alarms: none possible (identity), below 1e-4 per block (draw), 1e-4 in all (joint, calibration).",
         "",
         "| planted | identity | draw | joint, largest abs. z | calibration |",
         "|---|---|---|---|---|",

@@ -34,6 +34,7 @@ from benchmarks import (
     mnist,
     moments,
     noise_prior,
+    partition_calls,
     processes,
     proofs,
     real_data,
@@ -56,6 +57,7 @@ from benchmarks import (
 from benchmarks.common import RESULTS, ROOT
 from benchmarks.tables import finished, load, machine, mean_of, table
 
+NUM_TEST_IMAGES = 10_000  # of MNIST
 START, END = "<!-- results: python -m benchmarks.readme -->", "<!-- end of results -->"
 # What the README shows of the summary; benchmarks/README.md has all of it.
 IN_README = (
@@ -71,54 +73,50 @@ IN_README = (
     "iris, columns as they come, held-out nats",
 )
 
-# Experiments in the order of the page.
-EXPERIMENTS = (
-    frey_inpainting,
-    frey_missing,
-    missing_time,
-    digits_density,
-    swiss_roll,
-    dimension,
-    mnist,
-    real_data,
-    kinds,
-    mixed_units,
-    noise_prior,
-    refined_cuts,
-    moments,
-    smoothness,
-    scenarios,
-    tree_rows,
-    candidates,
-    scaling,
-    run_length,
-    thinning,
-    memory,
-    stage_one,
-    choices,
-    coverage,
-    proofs,
-    soak,
-    features_time,
-    inclusion,
-    truncation,
-    literal,
-    whole_fit,
-    sweep,
-    gpu,
-    gpu_compile,
-    compile_time,
-    contention,
-    devices,
-    processes,
-    wide,
-    truncated_gamma,
-    mixing,
-)
+# Experiments in the order of the page, by what they are about.
+GROUPS = {
+    "Accuracy against rivals": (
+        frey_inpainting,
+        digits_density,
+        swiss_roll,
+        mnist,
+        real_data,
+        kinds,
+        mixed_units,
+        smoothness,
+        scenarios,
+    ),
+    "Missing values and intervals": (frey_missing, missing_time, coverage),
+    "What a posterior tells": (dimension, inclusion, moments, mixing),
+    "Correctness": (proofs, soak, literal, truncation),
+    "Time and memory": (
+        whole_fit,
+        sweep,
+        compile_time,
+        contention,
+        scaling,
+        features_time,
+        memory,
+        truncated_gamma,
+    ),
+    "Large data, several devices": (wide, candidates, tree_rows, processes, devices, gpu, gpu_compile),
+    "Choices and defaults": (
+        stage_one,
+        choices,
+        noise_prior,
+        refined_cuts,
+        run_length,
+        thinning,
+        partition_calls,
+    ),
+}
+EXPERIMENTS = tuple(experiment for group in GROUPS.values() for experiment in group)
 
 OLDER = (
-    "**Which tables are older than the code.** Some were measured before the last changes to the method. This list"
-    " says which, and which changes they lack. The others would come out the same today, but for rounding.",
+    "## Which tables are older than the code",
+    "",
+    "Every section ends with the day of its results. Some were measured before the last changes to the method. This"
+    " list says which, and which changes they lack. The others would come out the same today, but for rounding.",
     "",
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
     " `candidates`, `stage_one`, `proofs`, and `scenarios` with 10,000 and 15,000 features.",
@@ -135,13 +133,15 @@ OLDER = (
     " while other programs ran on the machine.",
 )
 _FRONTS = (
-    "**How good, and how long**: no method is better and quicker than those on the line, which `python -m"
-    " benchmarks.figures` draws from the tables below. Seconds are of fits, and of filling in where errors are shown;"
+    "## How good, and how long\n\n"
+    "No method is better and quicker than those on the line, which `python -m benchmarks.figures` draws from the"
+    " tables below. Seconds are of fits, and of filling in where errors are shown;"
     " those of small tables were measured beside other work.\n\n"
     "![Loss against seconds, of all methods on four kinds of data](../notebooks/fronts.png)"
 )
 _PARABOLA = (
-    "**The METIS tree of a noisy parabola** (the paper's appendix):\n\n"
+    "### The METIS tree of a noisy parabola\n\n"
+    "As in the paper's appendix. A cell may lie in two pieces:\n\n"
     "![Cells of a parabola at four scales](../notebooks/parabola.png)"
 )
 
@@ -175,18 +175,43 @@ def _line(
     ours: tuple[float, float | None],
     digits: int,
     *,
+    error: float = 0.0,
     unit: str = "",
     paper: str = "",
     lowest: bool = True,
 ) -> list[str]:
-    """The cells of a task: the rival's value, name and seconds, and ours; the better value is bold."""
+    """The cells of a task: the rival's value, name and seconds, and ours.
+
+    The better value is bold; both are where they differ by less than two standard errors, or not in print. `error`: the
+    standard error of the difference; 0 where it is not known.
+    """
+    texts = [f"{value:.{digits}f}{unit}" for value in (rival[0], ours[0])]
+    is_tied = texts[0] == texts[1] or abs(ours[0] - rival[0]) < 2.0 * error
     is_best = ours[0] < rival[0] if lowest else ours[0] > rival[0]
     theirs, own = (
-        f"**{value:.{digits}f}{unit}**" if first else f"{value:.{digits}f}{unit}"
-        for value, first in ((rival[0], not is_best), (ours[0], is_best))
+        f"**{text}**" if is_tied or first else text for text, first in zip(texts, (not is_best, is_best), strict=True)
     )
     seconds = ["" if value is None else _seconds(value) for value in (rival[2], ours[1])]
     return [task, paper, f"{theirs} ({rival[1]})", seconds[0], own, seconds[1], f"`{script}`"]
+
+
+def _standard_error(rows: list[dict[str, Any]], ours: str, rival: str, key: str) -> float:
+    """Of the difference between two methods: as recorded, or over splits that both had; 0 where it is not known."""
+    own = [row for row in rows if row["method"] == rival and key in row]
+    recorded = [row["error of the difference"] for row in own if "error of the difference" in row]
+    if recorded:
+        return float(np.mean(recorded))
+    place = next((name for name in ("split", "seed") if name in rows[0]), None)
+    if place is None:
+        return 0.0
+    of_split = [
+        {row[place]: row[key] for row in rows if row["method"] == name and key in row} for name in (ours, rival)
+    ]
+    shared = sorted(set(of_split[0]) & set(of_split[1]))
+    if len(shared) < 3:
+        return 0.0
+    differences = np.array([of_split[0][split] - of_split[1][split] for split in shared])
+    return float(differences.std(ddof=1) / np.sqrt(len(shared)))
 
 
 def _summary(tasks: tuple[str, ...] | None = None) -> list[str]:
@@ -210,7 +235,10 @@ def _summary(tasks: tuple[str, ...] | None = None) -> list[str]:
         parts = (*_OF_FITS, *_OF_FILLING_IN) if lowest else _OF_FITS  # errors are of what was filled in or predicted
         theirs = value, rival, _typical_seconds(rows, rival, parts)
         own = mean_of(rows, ours, key), _typical_seconds(rows, ours, parts)
-        lines.append(_line(task, script, theirs, own, digits, lowest=lowest, **more))
+        error = _standard_error(rows, ours, rival, key)
+        if key == "error_percent":  # of as many test images; that of the difference is at most this
+            error = float(100 * np.sqrt((value + own[0]) / 100 / NUM_TEST_IMAGES))
+        lines.append(_line(task, script, theirs, own, digits, error=error, lowest=lowest, **more))
 
     record = load("frey_inpainting")
     frey, paper = finished(record["rows"], len(record["settings"]["seeds"])), str(record["settings"]["paper_mae"])
@@ -255,7 +283,7 @@ def _summary(tasks: tuple[str, ...] | None = None) -> list[str]:
     sweeps = [1000 * literal[f"sweep_{name}_seconds"] for name in ("literal", "ours")]
     theirs = sweeps[0], "as printed, NumPy", None
     lines.append(_line("a sweep, Frey faces", "literal", theirs, (sweeps[1], None), 1, unit=" ms"))
-    head = ["task", "the paper", "best rival", "its seconds", "GEODE", "seconds", "`python -m benchmarks.`"]
+    head = ["task", "the paper", "best rival", "its seconds", "GEODE", "seconds", "`python -m benchmarks run`"]
     return table(head, [line for line in lines if tasks is None or line[0] in tasks])
 
 
@@ -290,7 +318,7 @@ def _on_gpu() -> str:
     digits, (images,) = gpu.rows_of("fits", data="digits", platform="gpu")[0], gpu.rows_of("classes", platform="gpu")
     large = gpu.rows_of("sweeps")[-1]
     return (
-        f"With an {large['device']} (`python -m benchmarks.gpu`) a sweep of {large['rows']:,} rows takes"
+        f"With an {large['device']} (`python -m benchmarks run gpu`) a sweep of {large['rows']:,} rows takes"
         f" {large['sweep ms']:.1f} ms, and {digits['milliseconds a row']:.1f} ms fill in a row of digits. Sweeps and"
         f" predictions gain much, first fits nothing: MNIST by class, {images['rows']:,} images, took"
         f" {images['fit seconds']:.0f} s, and a first fit of digits {digits['fit, first']:.0f} s, longer than on two"
@@ -336,10 +364,10 @@ def _suite() -> list[str]:
         for name, (seconds, is_whole) in _durations().items()
     ]
     text = (
-        "**What the suite takes**: a full run by `python -m benchmarks run NAME`, or where none was timed the seconds"
+        "A full run by `python -m benchmarks run NAME`, or where none was timed the seconds"
         f" that its results record. At least {_hours()} in all."
     )
-    return ["", text, "", *table(["experiment", "seconds"], rows)]
+    return ["", "## What the suite takes", "", text, "", *table(["experiment", "seconds"], rows)]
 
 
 def _hours() -> str:
@@ -357,15 +385,42 @@ def render_results() -> str:
         "## Results",
         "",
         "Lower is better for errors, higher for nats: mean log densities of new rows, to be compared within a line"
-        " only. Errors of pictures are in grey levels, 0 to 255, and half hidden means pixels at random. Seconds are"
-        " medians: of the fit, and where the score is an error of filling in or predicting too. They are rough: some"
-        " were taken beside other work or on another machine, and the first fit of a process compiles. Leads of less"
-        " than two standard errors, as on MNIST and iris, are chance. [Every table](benchmarks/README.md) behind this,"
-        " and which of them are older than the code.",
+        " only. Errors of pictures are in grey levels, 0 to 255, and half hidden means pixels at random; *columns as"
+        " they come* are not standardised. Both results are bold where they differ by less than two standard errors."
+        " Seconds are medians: of the fit, and where the score is an error of filling in or predicting too. They are"
+        " rough: some were taken beside other work or on another machine, and the first fit of a process compiles."
+        " [Every table](benchmarks/README.md) behind this, and which of them are older than the code.",
         "",
         *_summary(IN_README),
     ]
     return "\n".join([START, "", *_run_times(), "", *results, "", _proofs_in_short(), "", measured, "", END])
+
+
+def _section(experiment: ModuleType) -> list[str]:
+    """An experiment's tables, and under them its command and when it was run last."""
+    name = experiment.__name__.rpartition(".")[2]
+    dates = sorted({load(path.stem)["date"] for path in RESULTS.glob(f"{name}*.json")})
+    return [*experiment.tables(), "", f"*`python -m benchmarks run {name}`, {' and '.join(dates)}.*", ""]
+
+
+def _contents() -> list[str]:
+    """Links to the groups and their sections."""
+    lines = []
+    for group, experiments in GROUPS.items():
+        titles = [
+            line.removeprefix("### ")
+            for experiment in experiments
+            if _has_results(experiment)
+            for line in experiment.tables()
+            if line.startswith("### ")
+        ]
+        lines.append(f"- [{group}](#{_anchor(group)}): " + ", ".join(f"[{it}](#{_anchor(it)})" for it in titles))
+    return lines
+
+
+def _anchor(title: str) -> str:
+    """What GitHub and MkDocs make of a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def render_details() -> str:
@@ -379,8 +434,17 @@ def render_details() -> str:
         " of the README and this page. Frey faces and MNIST are not ours to redistribute: name their folder with"
         " `--data` or `GEODE_JAX_DATA`. `pip install '.[rivals]'` brings what some experiments measure beside ours.",
         "",
-        "**In short**: the best rival of every task, and ours. Seconds are medians: of the fit, and where the score is"
-        " an error of filling in or predicting too.",
+        "A *nat* is the unit of a natural logarithm: mean log densities of new rows are in nats per row, the higher the"
+        " better, and tell methods apart on the same data only. An empty cell: the method cannot do it, or it was not"
+        " tried.",
+        "",
+        *_contents(),
+        "",
+        "## In short",
+        "",
+        "The best rival of every task, and ours; both are bold where they differ by less than two standard errors, as"
+        " far as these are known, or not in print. Seconds are medians: of the fit, and where the score is an error of"
+        " filling in or predicting too.",
         "",
         *_summary(),
         "",
@@ -388,15 +452,12 @@ def render_details() -> str:
         "",
         _FRONTS,
         "",
-        *(line for experiment in EXPERIMENTS if _has_results(experiment) for line in (*experiment.tables(), "")),
-        _PARABOLA,
-        *_suite(),
-        "",
-        f"Measured on {machine(load('proofs'))}.",
-        "",
     ]
-    # every table's bold beginning is a heading too, for the contents of the page
-    return re.sub(r"(?m)^\*\*(.+?)\*\*(.*)$", r"## \1\n\n\1\2", "\n".join(lines))
+    for group, experiments in GROUPS.items():
+        lines += [f"## {group}", ""]
+        lines += [line for experiment in experiments if _has_results(experiment) for line in _section(experiment)]
+    lines += [_PARABOLA, *_suite(), "", f"Measured on {machine(load('proofs'))}.", ""]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:

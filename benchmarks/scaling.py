@@ -129,11 +129,13 @@ def tables() -> list[str]:
         part: ", ".join(f"{name} = {size}" for name, size in base.items()) for part, base in record["settings"].items()
     }
     lines = [
-        f"**What each cost grows with**, `{record['command']}`: slopes of time on log-log axes, beside those of the"
-        " operations that the theory counts (a sweep should read n K d numbers, a log density take"
-        " n K (4 D d + 2 d T) operations; stage one, one tree of depth 4, has no single theory). A log density's time"
-        " is also given over its floor, as many operations in one large product, timed in the same run. What does not"
-        f" vary: {'; '.join(f'{part}: {text}' for part, text in sizes.items())}. On one core:",
+        "### What each cost grows with",
+        "",
+        "Slopes of time on log-log axes, beside those of the operations that the theory counts (a sweep should read n"
+        " K d numbers, a log density take n K (4 D d + 2 d T) operations; stage one, one tree of depth 4, has no"
+        " single theory). A log density's time is also given over its floor, as many operations in one large product,"
+        f" timed in the same run. What does not vary: {'; '.join(f'{part}: {text}' for part, text in sizes.items())}."
+        " On one core:",
         "",
     ]
     rows = []

@@ -139,10 +139,12 @@ SCENARIO_NAMES = {
 def tables() -> list[str]:
     """Means over the data sets that there are; mean squared errors in units of the noise."""
     lines = [
-        f"**Nine scenarios** (the paper's figures 4 and 5, in kind; {NUM_TRAIN} training rows, mean squared error of"
-        " the response over the noise variance). A data set's own noise moves all methods alike, by 14% from one to the"
+        "### Nine scenarios",
+        "",
+        f"The paper's figures 4 and 5, in kind: {NUM_TRAIN} training rows, mean squared error of the response over the"
+        " noise variance. A data set's own noise moves all methods alike, by 14% from one to the"
         " next: the last column compares data set by data set (mean and standard error of how far a method's error is"
-        " above GEODE's). The forest has the first replicates only.",
+        " above GEODE's). The random forest has the first replicates only.",
     ]
     for name in sorted((path.stem for path in RESULTS.glob("scenarios*.json")), key=lambda name: (len(name), name)):
         record = load(name)

@@ -148,9 +148,11 @@ def tables() -> list[str]:
     rows = record["rows"]
     total = {key: sum(row[key] for row in rows) for key in ("fits", "refused", "predictions", "breaches")}
     lines = [
-        f"**A long soak** of random hostile fits and predictions, `{record['command']}`: {total['fits']:,} fits, of"
+        "### Random hostile input",
+        "",
+        f"Random data, settings and calls of all kinds, most of them extreme: {total['fits']:,} fits, of"
         f" which {total['refused']:,} were refused with an error that names the argument, and {total['predictions']:,}"
-        f" predictions; {total['breaches']} breaches of the contract (notebooks/promises.md).",
+        f" predictions; {total['breaches']} breaches of the [promises](../notebooks/promises.md).",
         "",
     ]
     head = ["data", "fits", "refused", "predictions", "breaches"]

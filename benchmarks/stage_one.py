@@ -76,9 +76,11 @@ def evidence_weighted(posterior: geode_jax.Posterior, hidden: np.ndarray) -> np.
 def _stage_one(name: str, title: str) -> list[str]:
     record = load(f"stage_one_{name}")
     lines = [
-        f"**What each choice of stage one is worth on {title}**: one setting changed at a time from the default with"
-        f" {record['settings']['num_trees']} trees, training data only (80% fitted, 20% held out),"
-        f" `{record['command']}`. Mean absolute error, coverage and width are of the hidden half of the features.",
+        f"### What each choice of stage one is worth on {title}",
+        "",
+        f"One setting changed at a time from the default with {record['settings']['num_trees']} trees, training data"
+        " only (80% fitted, 20% held out). Mean absolute error, coverage and width are of the hidden half of the"
+        " features.",
         "",
         "| setting | value | nats per row | mean abs. error | the same, trees weighted by evidence | coverage of 95%"
         " | mean width | seconds to fit |",

@@ -166,8 +166,10 @@ def tables() -> list[str]:
     rows = record["rows"]
     columns = [name for name in rows[0] if name.endswith(" ms")]
     lines = [
-        "**A sweep against its floor**, a plain sum by XLA that reads the squared coordinates once (float32, one tree,"
-        f" one chain; milliseconds), `{record['command']}`:",
+        "### A sweep against its floor",
+        "",
+        "The floor is a plain sum by XLA that reads the squared coordinates once (float32, one tree, one chain;"
+        " milliseconds):",
         "",
         f"| rows x nodes x rank | {' | '.join(name.removesuffix(' ms') for name in columns)} | sweep over floor |",
         "|---|" + "---|" * (len(columns) + 1),

@@ -115,8 +115,9 @@ def methods(
 def tables() -> list[str]:
     record = load("swiss_roll")
     lines = [
-        f"**Swiss roll** in D = 200, five splits, held-out nats, `{record['command']}`: flat in three of the"
-        " dimensions, and bent through all of them.",
+        "### Swiss roll",
+        "",
+        "In D = 200, five splits, held-out nats: flat in three of the dimensions, and bent through all of them.",
         "",
         "| | flat | bent | coverage of 95%, flat | bent | seconds, flat |",
         "|---|---|---|---|---|---|",

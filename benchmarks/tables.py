@@ -10,8 +10,10 @@ from benchmarks.common import RESULTS
 
 
 def load(name: str) -> dict[str, Any]:
-    """The record that an experiment's last run has written."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    """The record that an experiment's last run has written; its command as `python -m benchmarks run NAME`."""
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    record["command"] = record["command"].replace("benchmarks.", "benchmarks run ")
+    return record
 
 
 def mean_of(rows: list[dict[str, Any]], method: str, key: str) -> float:

@@ -76,9 +76,11 @@ def tables() -> list[str]:
     record = load("thinning")
     every = record["rows"][0]["all draws"]
     lines = [
-        f"**How many draws a prediction needs**, `{record['command']}`: error by averaging over fewer than all {every}"
-        " draws per tree, root mean square over the rows (nats), or over the hidden half of their features (in standard"
-        " deviations of what is hidden, against the most draws here). By default at most 200, and 8:",
+        "### How many draws a prediction needs",
+        "",
+        f"Error by averaging over fewer than all {every} draws per tree, root mean square over the rows (nats), or"
+        " over the hidden half of their features (in standard deviations of what is hidden, against the most draws"
+        " here). By default at most 200, and 8:",
         "",
     ]
     rows = [

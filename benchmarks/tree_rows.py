@@ -25,8 +25,10 @@ def tables() -> list[str]:
     record = load("tree_rows")
     settings = record["settings"]
     lines = [
-        f"**Trees from a part of the rows**, the others routed ({settings['train']} MNIST images,"
-        f" {settings['held_out']} held out, two trees of depth 6; timed beside other work), `{record['command']}`:",
+        "### Trees from a part of the rows",
+        "",
+        f"The other rows are routed: {settings['train']} MNIST images, {settings['held_out']} held out, two trees of"
+        " depth 6; timed beside other work:",
         "",
     ]
     rows = [

@@ -84,9 +84,11 @@ def tables() -> list[str]:
     record = load("truncation")
     settings = record["settings"]
     lines = [
-        "**What a finite tree and finite ranks lose, a priori** (the paper's two theorems): expected total variation"
+        "### What a finite tree and finite ranks lose, a priori",
+        "",
+        "The paper's two theorems: expected total variation"
         f" distance between a density from the prior and the same cut off, {settings['draws']} densities; bound by"
-        f" `geode_jax.truncation`, `{record['command']}`:",
+        " `geode_jax.truncation`:",
         "",
     ]
     rows = [

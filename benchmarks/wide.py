@@ -86,7 +86,9 @@ def tables() -> list[str]:
     record = load("wide")
     settings = record["settings"]
     lines = [
-        f"**Data of very many features**, `{record['command']}`: {settings['rows']:,} rows in float32 of a bump that"
+        "### Data of very many features",
+        "",
+        f"{settings['rows']:,} rows in float32 of a bump that"
         " moves and widens along a line, default settings, and those without a shared span. Peaks are of all memory"
         f" beyond the data: of the fit, then of predictions: densities of {settings['new']} new rows, and"
         f" {settings['hidden']} rows of which half is hidden at random and filled in, with intervals; beside them what"

@@ -680,7 +680,7 @@ def test_gpu_parts_replace_what_was_there(tmp_path, monkeypatch):
     for turn in range(2):
         rounds.append(turn)
         gpu.main(["--parts", "classes", "fits", "sweeps"])
-    assert len(kept) == 2 * (2 + 2 * len(whole_fit.GOALS) + 1)
+    assert len(kept) == 2 * (2 + 2 * len(whole_fit.DATA) + 1)
     assert {row["round"] for row in kept} == {1}
     monkeypatch.setattr(gpu, "has_gpu", lambda: False)
     assert gpu.main([]) == []
