@@ -1,6 +1,6 @@
 """python -m benchmarks list | run NAME [--quick] [...]: every experiment by its name.
 
-What a full run takes goes to results/suite.json; one that goes on where another ended is none.
+What a full run takes goes to results/suite.json; a run that goes on where another ended is not timed.
 """
 
 import argparse

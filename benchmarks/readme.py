@@ -306,9 +306,11 @@ def _run_times() -> list[str]:
     head = ["data", "rows x columns", "first fit", "the next", "fill in a row"]
     text = (
         "With defaults on 2 CPU cores (`python -m benchmarks run whole_fit`). The first fit of a process compiles;"
-        " [run time](notebooks/guides/run_time.md) says how to keep what was compiled. Filling in: half of the row is"
-        f" hidden, with intervals, when compiled, per row of 200 in a call. One tree of {most['rows']:,} rows in 100"
-        f" dimensions took {minutes:.0f} minutes (`candidates`; timed beside other work)."
+        " [run time](notebooks/guides/run_time.md) says how to keep what was compiled. *Fill in a row*: half of its"
+        " values are hidden; with intervals, per row of a call with 200, after compilation. *China*: patches of a"
+        " photograph that scikit-learn ships; *curved sheet*: a simulated sheet of two dimensions, bent in 20. One"
+        f" tree of {most['rows']:,} rows in 100 dimensions took {minutes:.0f} minutes (`candidates`; timed beside"
+        " other work)."
     )
     return ["## How long it takes", "", text, "", *table(head, rows), "", _on_gpu()]
 
@@ -320,7 +322,7 @@ def _on_gpu() -> str:
     return (
         f"With an {large['device']} (`python -m benchmarks run gpu`) a sweep of {large['rows']:,} rows takes"
         f" {large['sweep ms']:.1f} ms, and {digits['milliseconds a row']:.1f} ms fill in a row of digits. Sweeps and"
-        f" predictions gain much, first fits nothing: MNIST by class, {images['rows']:,} images, took"
+        f" predictions gain much, a first fit nothing: MNIST by class, {images['rows']:,} images, took"
         f" {images['fit seconds']:.0f} s, and a first fit of digits {digits['fit, first']:.0f} s, longer than on two"
         f" CPU cores. The sampler took {digits['sampler, again']:.1f} s of it; the rest was stage one, on the CPU, and"
         " compilation."

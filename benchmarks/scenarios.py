@@ -172,9 +172,8 @@ def _loss_of(rows: list[dict[str, Any]]) -> str:
             loss = pairs[number, replicate, missing] / pairs[number, replicate, 0.0] - 1.0
             losses.setdefault(number, []).append(loss)
     means = [float(np.mean(values)) for values in losses.values()]
-    return (
-        f"Missing data cost GEODE {np.mean(means):.1%} of its error on average, {max(means):.1%} in the worst scenario."
-    )
+    grows = f"{np.mean(means):.1%} on average, {max(means):.1%} in the worst scenario"
+    return f"With values missing GEODE's error grows by {grows}."
 
 
 def _table_of(rows: list[dict[str, Any]]) -> list[str]:

@@ -60,6 +60,8 @@ def check_number(value: Any, name: str, *, above: float, below: float = np.inf) 
 def check_instance(value: Any, name: str, kinds: type | tuple[type | None, ...]) -> Any:
     """Return `value` if it is of one of `kinds` (None stands for the value None)."""
     options = kinds if isinstance(kinds, tuple) else (kinds,)
+    if bool in options and isinstance(value, np.bool_):  # as a grid of parameters gives
+        return bool(value)
     if any(value is None if kind is None else isinstance(value, kind) for kind in options):
         return value
     names = " or ".join("None" if kind is None else kind.__name__ for kind in options)
@@ -96,7 +98,7 @@ def check_columns(X: Any, name: str = "X") -> None:
     """Raise TypeError that names the columns of a frame that are no numbers: text, dates, categories.
 
     Columns of objects pass if all of them are numbers or missing. Of what is no frame a single column is looked at as
-    one of a frame, and dates are refused, which NumPy would take for numbers; the rest is left to other checks.
+    one of a frame. Dates and text are refused, which NumPy would take for numbers. The rest is left to other checks.
     """
     if is_frame(X, "pandas"):
         kinds = [(column, _pandas_kind(X.iloc[:, at], X.dtypes.iloc[at])) for at, column in enumerate(X.columns)]
@@ -130,9 +132,18 @@ def _kind_of_array(X: Any) -> str | None:
     dtype = getattr(X, "dtype", None)
     kind, is_temporal = getattr(dtype, "kind", ""), getattr(dtype, "is_temporal", bool)  # the latter of polars
     if kind == "O":
-        dates = (one for one in np.ravel(X) if isinstance(one, np.datetime64 | np.timedelta64))
-        return next((str(one.dtype) for one in dates), None)
-    return str(dtype) if is_temporal() or kind in ("m", "M") else None
+        return _kind_of_objects(np.ravel(X))
+    return str(dtype) if is_temporal() or kind in ("m", "M", "U", "S") else None
+
+
+def _kind_of_objects(values: np.ndarray) -> str | None:
+    """The first kind of object that a conversion would take for a number, and that is none; None if there is none."""
+    for one in values:
+        if isinstance(one, str | bytes):
+            return "text"
+        if isinstance(one, np.datetime64 | np.timedelta64):
+            return str(one.dtype)
+    return None
 
 
 def is_frame(X: Any, library: str) -> bool:
@@ -147,6 +158,10 @@ def _pandas_kind(column: Any, dtype: Any) -> str | None:
         return None
     if dtype.kind in "mM":
         return str(dtype)
+    categories = getattr(dtype, "categories", None)
+    values = column.dropna() if categories is None else categories
+    if (kind := _kind_of_objects(values.to_numpy(dtype=object))) is not None:
+        return kind if dtype.kind == "O" and categories is None else str(dtype)
     try:
         column.to_numpy(dtype=float, na_value=np.nan)
     except (TypeError, ValueError):
@@ -161,9 +176,7 @@ def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
     check_columns(data, name)
     data = unmasked(data)
     if hasattr(data, "to_numpy"):  # pandas and polars
-        frame, data = data, data.to_numpy()
-        if data.dtype == object and hasattr(frame, "iloc"):
-            data = _with_nan_for_na(frame, data)
+        data = data.to_numpy()
     try:
         array = np.asarray(data)
     except ValueError as error:  # ragged nested lists
@@ -172,8 +185,8 @@ def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
         raise TypeError(f"{name}: expected real numbers, got complex numbers ({array.dtype})")
     if array.dtype.kind == "O":
         try:
-            array = array.astype(np.float64)
-        except (TypeError, ValueError) as error:
+            array = without_na(array).astype(np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(f"{name}: expected numbers, got an object array: {error}") from error
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name}: expected numbers, got dtype {array.dtype}")
@@ -187,12 +200,14 @@ def unmasked(data: Any) -> Any:
     return np.ma.filled(data.astype(np.float64), np.nan) if isinstance(data, np.ma.MaskedArray) else data
 
 
-def _with_nan_for_na(frame: Any, fallback: np.ndarray) -> np.ndarray:
-    """Values of a pandas frame whose nullable columns hold pd.NA; `fallback` where they are not numbers."""
-    try:
-        return frame.to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError):
-        return fallback
+def without_na(array: Any) -> Any:
+    """An array of objects with NaN for pd.NA, which is no number; anything else as it is."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or getattr(getattr(array, "dtype", None), "kind", "") != "O":
+        return array
+    found = array.copy()
+    found[pandas.isna(array)] = np.nan
+    return found
 
 
 def check_data(

@@ -19,11 +19,11 @@ r = E tau^-2 = a (1 - a e^a E_1(a)) these sum up to a geometric series, and by P
 Data may need more than the prior expects: these are lower bounds for `depth` and `max_rank`, not recommended values.
 """
 
-import bisect
 import math
 from collections.abc import Callable
 
-from scipy import special, stats
+import numpy as np
+from scipy import integrate, optimize, special
 
 from geode_jax._checks import check_instance, check_integer, check_number
 from geode_jax.settings import GammaPrior, Prior
@@ -34,17 +34,16 @@ def depth_error(depth: int, prior: Prior | None = None) -> float:
     depth = check_integer(depth, "depth", 0)
     concentration = (check_instance(prior, "prior", (Prior, None)) or Prior()).stop_concentration
     if not isinstance(concentration, GammaPrior):
-        return (concentration / (1.0 + concentration)) ** (depth + 1)
-    learned = stats.gamma(concentration.shape, scale=1.0 / concentration.rate)
-    return float(learned.expect(lambda a: (a / (1.0 + a)) ** (depth + 1)))
+        return math.exp(-(depth + 1) * math.log1p(1.0 / concentration))
+    return _mean_over(concentration, depth + 1)
 
 
 def rank_error(rank: int, prior: Prior | None = None) -> float:
     """Bound on the expected total variation distance of a model with `rank` directions per node."""
     rank = check_integer(rank, "rank", 0)
     a = (check_instance(prior, "prior", (Prior, None)) or Prior()).tau_rate
-    ratio = a * (1.0 - a * float(_scaled_exp1(a)))
-    return min(1.0, math.sqrt(math.e * ratio ** (rank + 1) / (4.0 * (1.0 - ratio))))
+    ratio = a * float(special.hyperu(1.0, 0.0, a))  # without the difference in the formula above
+    return 1.0 if ratio >= 1.0 else min(1.0, math.sqrt(math.e * ratio ** (rank + 1) / (4.0 * (1.0 - ratio))))
 
 
 def depth_for(error: float, prior: Prior | None = None) -> int:
@@ -61,12 +60,36 @@ def rank_for(error: float, prior: Prior | None = None) -> int:
 
 def _least(is_enough: Callable[[int], bool]) -> int:
     """The smallest number from 0 for which `is_enough` holds; it must hold for all larger ones."""
-    high = 1
+    low, high = -1, 1
     while not is_enough(high):
-        high *= 2
-    return bisect.bisect_left(range(high), True, key=is_enough)
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
-def _scaled_exp1(a: float) -> float:
-    """``exp(a) E_1(a)`` as a confluent hypergeometric function, since the factors alone overflow and underflow."""
-    return float(special.hyperu(1.0, 1.0, a))
+def _mean_over(prior: GammaPrior, power: int) -> float:
+    """Mean of ``(a / (1 + a))^power`` over the prior of a: an integral over log a, whose integrand has one mode."""
+
+    def log_integrand(y: float) -> float:
+        return prior.shape * (y + math.log(prior.rate)) - prior.rate * np.exp(y) - power * np.logaddexp(0.0, -y)
+
+    def slope(y: float) -> float:
+        return prior.shape - prior.rate * np.exp(y) + power * special.expit(-y)
+
+    # at the right end the rate pulls harder to the left than all else to the right
+    left, right = math.log(prior.shape / prior.rate), math.log((prior.shape + power) / prior.rate)
+    mode = float(optimize.brentq(slope, left - 1.0, right + 1.0))
+    width = 1.0 / math.sqrt(prior.rate * math.exp(mode) + power * special.expit(mode) * special.expit(-mode))
+    top = log_integrand(mode)
+
+    def on_side(sign: float) -> float:
+        def relative(t: float) -> float:
+            return float(np.exp(log_integrand(mode + sign * width * t) - top))
+
+        return float(integrate.quad(relative, 0.0, math.inf, epsabs=0.0)[0])
+
+    with np.errstate(over="ignore"):
+        area = width * (on_side(-1.0) + on_side(1.0))
+    return min(1.0, math.exp(top - special.gammaln(prior.shape)) * area)

@@ -17,6 +17,7 @@ from conftest import DICTIONARY, QUICK, SAMPLER
 
 import geode_jax
 from geode_jax._files import checkpoint
+from geode_jax.fitting import classes
 from geode_jax.gibbs import run
 
 OPTIONS = {"dictionary": DICTIONARY, "sampler": SAMPLER}
@@ -200,6 +201,47 @@ def test_classes(data, tmp_path):
     with _stop_after(5, _PowerCut), pytest.raises(_PowerCut):
         geode_jax.fit_classes(key, data, labels, **OPTIONS, checkpoint=tmp_path)
     assert eqx.tree_equal(geode_jax.fit_classes(key, data, labels, **OPTIONS, checkpoint=tmp_path), whole)
+
+
+def test_classes_in_other_coordinates_do_not_go_on(data, tmp_path, monkeypatch):
+    """Another machine may turn a direction of the common span round: what was learned in it would be read wrongly."""
+    key, labels = jax.random.key(0), np.arange(len(data)) % 3
+    with _stop_after(3, _PowerCut), pytest.raises(_PowerCut):
+        geode_jax.fit_classes(key, data, labels, **OPTIONS, checkpoint=tmp_path)
+    found = classes._common_coordinates
+
+    def turned(*arguments):
+        frame, reduction, x = found(*arguments)
+        return frame._replace(scale=frame.scale * 1.01), reduction, x
+
+    monkeypatch.setattr(classes, "_common_coordinates", turned)
+    with pytest.raises(ValueError, match=r"checkpoint: the classes in .* were learned in other coordinates"):
+        geode_jax.fit_classes(key, data, labels, **OPTIONS, checkpoint=tmp_path)
+
+
+@pytest.mark.slow
+def test_many_classes_sampled_together(data, tmp_path):
+    """Their folder has a name that file systems accept."""
+    data, labels, sampler = (
+        np.tile(data, (2, 1))[:140],
+        np.arange(140) % 70,
+        geode_jax.SamplerSettings(num_warmup=1, num_samples=1),
+    )
+    dictionary = geode_jax.DictionarySettings(num_trees=1, depth=0, max_rank=1)
+    options = {"dictionary": dictionary, "sampler": sampler, "calibrate": False, "checkpoint": tmp_path}
+    geode_jax.fit_classes(jax.random.key(0), rows, np.arange(140) % 70, **options)
+    assert (tmp_path / "classes from 0" / "chains.npz").exists()
+
+
+def test_a_folder_that_processes_do_not_share(tmp_path):
+    """Where every process has all rows, one folder is for all of them."""
+    kept = checkpoint.Checkpoint(tmp_path, "")
+    run._check_shared(kept, 100)
+    with (
+        mock.patch.object(run.multihost_utils, "assert_equal", side_effect=AssertionError),
+        pytest.raises(ValueError, match="checkpoint: expected a folder that all processes share"),
+    ):
+        run._check_shared(kept, 100)
 
 
 def test_estimators_hand_it_on(data, tmp_path):

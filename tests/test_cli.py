@@ -150,8 +150,8 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, str(folder / "absent.csv"), str(out)], "absent.csv: No such file"),
         (["score", model, str(folder / "model.txt"), str(out)], "expected a file that ends in .npy, .npz"),
         (["score", model, text(""), str(out)], "got an empty file"),
-        (["score", model, text("1,2,3,4,5\n"), str(out)], "expected 6 columns, got 5"),
-        (["score", model, text("1,2,3,4,5,6\n1,2\n"), str(out)], "line 2: expected 6 cells, got 2"),
+        (["score", model, text("1,2,3,4,5.5\n"), str(out)], "expected 6 columns, got 5"),
+        (["score", model, text("6,2,3,4,5,1\n1,2\n"), str(out)], "line 2: expected 6 cells, got 2"),
         (
             ["score", model, text(",".join(NAMES) + "\n1,2,x,4,5,6\n"), str(out)],
             "line 2, column 'c': expected a number",
@@ -162,6 +162,17 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, text("1,2,x,4,5,6\n" + "1,2,3,4,5,6\n" * 20), str(out)], "'x' is no number"),
         (["score", model, text("0,1,2,3,4,5\n1,2,3,4,5,6\n"), str(out)], "pass --header or --no-header"),
         (["score", model, text(",0,1,2,3,4,5\n0,1,2,3,4,5,6\n"), str(out)], "pass --header or --no-header"),
+        *(
+            (["score", model, text(f"{names}\n0.1,0.2,0.3,0.4,0.5,0.6\n"), str(out)], "pass --header or --no-header")
+            for names in (
+                "400,402,404,406,408,412",
+                "6,5,4,3,2,1",
+                "0.5,1,1.5,2,2.5,3",
+                ",2019,2021,2022,2025,2026",
+                "NA,,,,,",
+            )
+        ),
+        (["score", model, text("1,5\n2,5\n"), str(out), "--decimal", ","], "another delimiter than the decimal"),
         (["score", model, text("a,b,c,d,e,a\n1,2,3,4,5,6\n"), str(out)], "got 'a' twice"),
         (["score", model, text("a;b;c;d;e;f\n1;2;3;4;5;6\n"), str(out)], "pass --delimiter ';'"),
         (["score", model, text("1,5;2,5;3,5;4,5;5,5;6,5\n"), str(out)], "--decimal , if numbers have commas"),
@@ -270,6 +281,7 @@ def test_tables_without_pyarrow(tmp_path):
         ("\ufeff1,2.5,#N/A\n\n4,,6\n", []),
         ("7,8,9\n1,2.5,n/a\n4,<NA>,6\n", ["--header"]),
         ("1,2.5,nan\n4,None,6\n", ["--no-header"]),
+        ('"1","2,5",NA\n"4",,"6"\n', ["--decimal", ",", "--no-header"]),
     ],
 )
 def test_text_formats(tmp_path, content, arguments):

@@ -10,8 +10,8 @@ import pytest
 from conftest import QUICK
 
 import geode_jax
-from geode_jax._checks import check_columns
-from geode_jax.estimators.frames import like
+from geode_jax._checks import check_columns, check_data
+from geode_jax.estimators.frames import like, missing_as_nan
 
 NUMBERS = {"length": [1.0, 2.0, None], "count": [1, 2, 3], "is new": [True, False, True]}
 OTHERS = {
@@ -61,6 +61,34 @@ def test_arrays_and_labels_of_dates_are_refused():
         geode_jax.GeodeDensity(**QUICK).fit(dates[:, None])
     with pytest.raises(TypeError, match="y: expected labels"):
         geode_jax.GeodeClassifier(**QUICK).fit(np.arange(12.0).reshape(6, 2), dates)
+
+
+def test_text_and_spans_among_objects_are_no_numbers():
+    """Codes with zeros in front, and hours beside minutes, which a conversion would take for numbers."""
+    spans = [np.timedelta64(3, "h"), np.timedelta64(5, "m"), None]
+    for column, kind in {
+        "object": (pd.Series(["01234", None, "10001"], dtype=object), "text"),
+        "string": (pd.Series(["1", "2", "3"], dtype="string"), "text"),
+        "category": (pd.Series(pd.Categorical(["10", "2", "30"])), "category"),
+        "spans": (pd.Series(spans, dtype=object), "timedelta64"),
+    }.values():
+        frame = pd.DataFrame({"a": column, "b": [1.0, 2.0, 3.0]})
+        with pytest.raises(TypeError, match=rf"X: expected columns of numbers, got 'a' \({kind}"):
+            check_columns(frame)
+    check_columns(pd.DataFrame({"a": pd.Categorical([3, 1, 3]), "b": pd.Series([None, None, 1], dtype=object)}))
+    for X in (np.array([["1", "2"]] * 3), np.array([["1", 2.0]] * 3, dtype=object)):
+        with pytest.raises(TypeError, match="X: expected numbers, got"):
+            geode_jax.GeodeDensity(**QUICK).fit(X)
+
+
+def test_missing_objects_are_nan():
+    objects = np.array([[1, pd.NA], [2, 3], [None, 5]], dtype=object)
+    expected = [[1.0, np.nan], [2.0, 3.0], [np.nan, 5.0]]
+    frame = pd.DataFrame({"a": pd.Series([1, 2, None], dtype=object), "b": pd.Series([pd.NA, 3.0, 5.0], dtype=object)})
+    for X in (objects, objects.tolist(), frame, frame.assign(b=frame.b.astype("Float64"))):
+        np.testing.assert_array_equal(check_data(X, allow_nan=True), expected)
+    for X in (objects, frame):
+        np.testing.assert_array_equal(np.asarray(missing_as_nan(X), float), expected)
 
 
 def test_numbers_in_columns_of_objects_and_of_pandas_own_types():

@@ -2,6 +2,7 @@
 
 import copy
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,12 +141,15 @@ def test_bad_arguments(forest, data, finished):
         _mcmc(GeodeKernel(forest), num_chains=1).run(jax.random.key(0), init_params=jnp.zeros(3))
     with pytest.raises(TypeError, match="problem: expected Problem"):
         _mcmc(GeodeKernel(forest), num_chains=1).run(jax.random.key(0), data)
+    kernel = GeodeKernel(forest)
     with pytest.raises(ValueError, match="mcmc: expected a run that has finished"):
-        GeodeKernel(forest).posterior(_mcmc(GeodeKernel(forest), num_chains=1))
+        kernel.posterior(_mcmc(kernel, num_chains=1))
+    with pytest.raises(ValueError, match="mcmc: expected a run of this kernel, got one of another"):
+        kernel.posterior(finished[1])
     warm = copy.copy(finished[1])
     warm._last_state = warm.last_state._replace(sweep=warm.last_state.num_warmup)  # as `warmup` leaves it
     with pytest.raises(ValueError, match="mcmc: expected a run that has drawn samples, got one that has only warmed"):
-        GeodeKernel(forest).posterior(warm)
+        finished[0].posterior(warm)
     fine = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY, dtype="float64")
     with pytest.raises(ValueError, match="forest: expected float32 while"):
         _mcmc(GeodeKernel(fine), num_chains=1).run(jax.random.key(0))
@@ -173,6 +177,22 @@ def test_predictive_is_the_log_density(posterior, data):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("offset", [1e4, 1e7])
+def test_predictive_far_from_the_origin(posterior, data, offset):
+    """In float32, of rows in float64, as `log_density`; single rows have digits left where the data's unit has any."""
+    moved = eqx.tree_at(lambda it: it.shift, posterior, np.asarray(posterior.shift, np.float64) + offset)
+    rows = np.asarray(data[:20], np.float64) + offset
+    found = PosteriorPredictive(moved).log_prob(rows)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, geode_jax.log_density(moved, rows), atol=2e-3)
+    rounded = rows.astype(np.float32)
+    np.testing.assert_allclose(
+        PosteriorPredictive(moved).log_prob(jnp.asarray(rounded)),
+        geode_jax.log_density(moved, rounded.astype(np.float64)),
+        atol=2e-3,
+    )
+
+
 def test_predictive_gradient(data):
     fitted = geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER, dtype="float64")
     with jax_settings(np.float64):

@@ -316,6 +316,38 @@ def test_a_fit_that_ends_with_an_error_leaves_the_estimator_as_it_was(kind, line
     assert all(vars(model)[name] is value for name, value in before.items())
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["a", "a", "b", None],
+        np.array(["a", np.nan, "b", "b"], dtype=object),
+        pd.Series(["a", "a", pd.NA, "b"], dtype="string"),
+        pd.Series(["a", "a", None, "b"]),
+        np.ma.masked_array([0, 0, 1, 9], [0, 0, 0, 1]),
+    ],
+    ids=["list", "objects", "string", "Series", "masked"],
+)
+def test_missing_labels(labels):
+    with pytest.raises(ValueError, match=r"y: expected a label for every row, got 1 (missing|masked)"):
+        geode_jax.GeodeClassifier(**OPTIONS).fit(np.arange(8.0).reshape(4, 2), labels)
+
+
+def test_parameters_of_numpy():
+    model = geode_jax.GeodeDensity(**OPTIONS, feature_noise=np.False_)
+    assert model._dictionary_settings().feature_noise is None
+
+
+def test_what_set_output_chose_is_saved(linear, hidden, tmp_path):
+    X = linear[0][:60]
+    model = geode_jax.GeodeImputer(**OPTIONS).set_output(transform="pandas").fit(X)
+    model.save(tmp_path / "x.npz")
+    assert isinstance(geode_jax.GeodeImputer.load(tmp_path / "x.npz").transform(hidden[:5]), pd.DataFrame)
+    model._sklearn_output_config = {"transform": "excel"}
+    model.save(tmp_path / "x.npz")
+    with pytest.raises(ValueError, match="unknown output"):
+        geode_jax.GeodeImputer.load(tmp_path / "x.npz")
+
+
 def test_a_row_that_shows_nothing(regressor, classifier, linear):
     """The response's own mean and spread, and the classes' prior probabilities."""
     mean, deviation = regressor.predict(np.full((1, 6), np.nan), return_std=True)

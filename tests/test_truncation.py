@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 
@@ -60,8 +61,22 @@ def test_the_least_that_is_enough(prior):
 
 def test_extreme_rates_are_finite():
     assert truncation.rank_error(5, Prior(tau_rate=1e-9)) == pytest.approx(0.0, abs=1e-20)
-    assert truncation.rank_error(5, Prior(tau_rate=1e9)) == 1.0
+    assert truncation.rank_error(5, Prior(tau_rate=1e9)) == truncation.rank_error(5, Prior(tau_rate=1e18)) == 1.0
+    assert 1e17 < truncation.depth_for(0.1, Prior(stop_concentration=1e17)) < 1e18
     assert truncation.depth_for(1e-12, Prior(stop_concentration=1e6)) > 10**7
+
+
+@pytest.mark.parametrize(
+    ("shape", "rate", "depth"), [(2.0, 1e6, 5), (1.0, 1.0, 150), (0.01, 1e-6, 1), (0.5, 0.5, 2), (1e5, 3.0, 99)]
+)
+def test_depth_error_of_a_learned_concentration(shape, rate, depth):
+    """Against the closed form, a confluent hypergeometric function."""
+    with mpmath.workdps(30):
+        k, r, power = mpmath.mpf(shape), mpmath.mpf(rate), depth + 1
+        ratio = mpmath.gamma(k + power) / mpmath.gamma(k)
+        expected = float(r**k * ratio * mpmath.hyperu(k + power, k + 1, r))
+    prior = Prior(stop_concentration=GammaPrior(shape, rate))
+    assert truncation.depth_error(depth, prior) == pytest.approx(expected, rel=1e-7)
 
 
 def test_bad_arguments():

@@ -1,9 +1,13 @@
 """Files appear whole or not at all, keep what their owner set, and never take the place of anything but a file."""
 
+import errno
 import os
 import stat
 import sys
+import zipfile
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -54,6 +58,32 @@ def test_links_and_permissions_are_kept(tmp_path):
     assert link.is_symlink()
     assert np.load(target)["a"].size == 2
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+def test_a_folder_that_cannot_be_flushed(tmp_path):
+    """As on some network file systems; a file that cannot is an error."""
+    flush, is_file = os.fsync, []
+
+    def only(of_folders, number):
+        is_file.append(stat.S_ISREG(os.fstat(number).st_mode))
+        if is_file[-1] != of_folders:
+            raise OSError(errno.EINVAL, "invalid")
+        flush(number)
+
+    with mock.patch.object(os, "fsync", partial(only, True)):
+        write_archive(tmp_path / "x.npz", {}, {"a": np.zeros(2)})
+    assert is_file == [True, False]
+    with zipfile.ZipFile(tmp_path / "x.npz") as file:
+        assert file.namelist() == ["header.npy", "a.npy"]
+    with mock.patch.object(os, "fsync", partial(only, False)), pytest.raises(OSError, match="invalid"):
+        write_archive(tmp_path / "y.npz", {}, {})
+    assert not (tmp_path / "y.npz").exists()
+
+
+def test_arrays_of_objects_are_not_written(tmp_path):
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        write_archive(tmp_path / "x.npz", {}, {"a": np.array([{}])})
+    assert not list(tmp_path.iterdir())
 
 
 @POSIX

@@ -28,8 +28,11 @@ _ADDED_FIELDS: dict[str, dict[str, Any]] = {
 
 def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Write one ``.npz`` file; it appears whole or not at all. No array may be called ``header``."""
-    with written_whole(path) as partial, open(partial, "wb") as file:
-        np.savez(file, allow_pickle=False, header=np.array(json.dumps(header)), **arrays)
+    # as `np.savez` does, which NumPy before 2.2 cannot be told to refuse pickles
+    with written_whole(path) as partial, zipfile.ZipFile(partial, "w") as file:
+        for name, array in {"header": np.array(json.dumps(header)), **arrays}.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def read_archive(

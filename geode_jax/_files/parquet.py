@@ -31,13 +31,14 @@ def blocks_of(file: Any, names: Sequence[str], num_rows: int) -> Iterator[np.nda
         columns = [_numbers(batch.column(name)) for name in names]
         for name, column in zip(names, columns, strict=True):
             if column.dtype.kind not in "fiub":
-                raise TypeError(f"column {name!r}: expected numbers, got {column.dtype}")
+                raise TypeError(f"column {name!r}: expected numbers, got {batch.column(name).type}")
         yield np.stack([column.astype(np.float64) for column in columns], axis=1)
 
 
 def _numbers(column: Any) -> np.ndarray:
     """A column as an array of numbers, if its values are any."""
-    if column.null_count and str(column.type) in ("bool", "null"):
+    kind = str(column.type)
+    if kind.startswith("decimal") or (column.null_count and kind in ("bool", "null")):
         column = column.cast("float64")  # else an array of objects
     return column.to_numpy(zero_copy_only=False)
 
@@ -45,7 +46,7 @@ def _numbers(column: Any) -> np.ndarray:
 def index_columns(file: Any) -> list[str]:
     """Names of the columns of a file that are the index of the frame that pandas wrote, wherever they stand."""
     schema = file.schema_arrow
-    told = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
+    told = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if name in schema.names]
     return told or [name for name in schema.names if name == INDEX]  # other programs may drop what pandas told
 
 

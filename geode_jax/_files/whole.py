@@ -29,9 +29,10 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield partial
         if mode is not None:
             os.chmod(partial, stat.S_IMODE(mode))
-        _flush(partial)
+        _flush(partial, os.O_RDWR)  # Windows flushes what may be written only
         os.replace(partial, target)
-        _flush(target.parent)
+        with contextlib.suppress(OSError):  # Windows, and file systems that flush no folders
+            _flush(target.parent, os.O_RDONLY)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -46,12 +47,9 @@ def mode_of_replaced(path: str | os.PathLike[str]) -> int | None:
     return mode
 
 
-def _flush(path: Path) -> None:
+def _flush(path: Path, access: int) -> None:
     """Have the system write a file, or the entries of a folder, to the disk."""
-    try:
-        number = os.open(path, os.O_RDONLY)
-    except PermissionError:  # folders on Windows
-        return
+    number = os.open(path, access)
     try:
         os.fsync(number)
     finally:

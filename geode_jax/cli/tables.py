@@ -165,13 +165,17 @@ def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Tabl
         first = next(rows, None)
         if first is None:
             raise TableError(f"{path}: expected rows, got an empty file")
-        num_lines = 1 + sum(1 for _ in rows)
+        second = next(rows, None)
+        num_lines = 1 + (second is not None) + sum(1 for _ in rows)
+    example = first if second is None else second
     has_names = _has_names(first, path, text)
     names = [cell.strip() for cell in first] if has_names else None
     if names is not None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise TableError(f"{path}, line 1: expected a different name for every column, got {twice!r} twice")
     chosen = choice.positions(names, len(first), path)
+    if text.delimiter == text.decimal and not any(text.decimal in cell for cell in (*first, *example)):
+        raise TableError(f"{path}: expected another delimiter than the decimal {text.decimal!r}; pass --delimiter ';'")
 
     def chunks() -> Iterator[np.ndarray]:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -206,14 +210,34 @@ def _has_names(first: Sequence[str], path: Path, text: TextFormat) -> bool:
             f"{path}, line 1: expected names or numbers, got both ({which!r} is no number); if these are names, pass"
             " --header"
         )
-    # pandas writes numbers for names, and nothing above its index
-    named = numbers if first[0].strip() else numbers[1:]
-    if len(first) > 1 and named == [*range(len(named))]:
+    if _may_be_names(first, [np.nan if number is None else number for number in numbers]):
         raise TableError(
             f"{path}, line 1: expected names or the first row, and cannot tell which {', '.join(first[:3])}, ... are;"
             " pass --header or --no-header"
         )
     return False
+
+
+def _may_be_names(first: Sequence[str], numbers: list[float]) -> bool:
+    """Whether numbers in the first line look like names: wavelengths, years, or those that pandas gives.
+
+    Under no name, as pandas leaves its index, integers that rise or fall; else four such, or three numbers at the same
+    distance from each other. So do words for missing values alone.
+    """
+    if np.isnan(numbers).all():
+        return any(cell.strip() for cell in first)
+    has_blank = not first[0].strip()
+    named = np.array(numbers[has_blank:])
+    if len(first) < 2 or np.isnan(named).any():
+        return False
+    if named.tolist() == [*range(named.size)]:
+        return True
+    steps = np.diff(named)
+    if steps.size == 0 or not ((steps > 0).all() or (steps < 0).all()):
+        return False
+    are_integers = bool((named == np.round(named)).all())
+    is_even = bool(np.allclose(steps, steps[0], rtol=1e-3))
+    return (are_integers and named.size >= (2 if has_blank else 4)) or (is_even and named.size >= 3)
 
 
 def _check_delimiter(first: Sequence[str], path: Path, text: TextFormat) -> None:

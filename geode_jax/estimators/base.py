@@ -39,6 +39,8 @@ Arguments = ParamSpec("Arguments")
 FLOATS = [np.float64, np.float32]
 _FORMAT = "geode_jax estimator"
 _FORMAT_VERSION = 1
+# Where scikit-learn keeps what `set_output` was called with, and what it may have been.
+_OUTPUT, _OUTPUTS = "_sklearn_output_config", ("default", "pandas", "polars")
 
 
 def all_or_nothing(
@@ -109,7 +111,7 @@ class GeodeEstimator(BaseEstimator):
         self.random_state = random_state
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted estimator to one ``.npz`` file, without pickle.
+        """Write the fitted estimator to one ``.npz`` file, without pickle; what `set_output` chose, too.
 
         Raises TypeError if `random_state` is a RandomState instance, which cannot be saved without pickle.
         """
@@ -125,6 +127,8 @@ class GeodeEstimator(BaseEstimator):
                 raise TypeError(f"{name}: cannot be saved without pickle: {error}") from error
         attributes = {name: encode(getattr(self, name)) for name in self._saved if hasattr(self, name)}
         own = {"format": _FORMAT, "version": _FORMAT_VERSION, "class": type(self).__name__}
+        if output := getattr(self, _OUTPUT, None):
+            own["output"] = output
         write_archive(path, {**own, "parameters": parameters, "attributes": attributes, "model": header}, arrays)
 
     @classmethod
@@ -144,6 +148,10 @@ class GeodeEstimator(BaseEstimator):
             if isinstance(value, list):
                 value = np.asarray(value, dtype=object if name == "feature_names_in_" else None)
             setattr(estimator, name, value)
+        if "output" in header:
+            if header["output"].keys() != {"transform"} or header["output"]["transform"] not in _OUTPUTS:
+                raise ValueError(f"unknown output {header['output']!r}")
+            setattr(estimator, _OUTPUT, header["output"])
         if hasattr(estimator, "n_features_in_"):
             for name, value in estimator._added_attributes().items():
                 if name not in header["attributes"]:

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from geode_jax._checks import check_instance, check_integer
+from geode_jax._checks import check_instance, check_integer, without_na
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import GeodeEstimator, all_or_nothing
 from geode_jax.fitting.classes import check_probabilities, fit_classes
@@ -138,6 +138,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit to rows X, (n, D), NaN being missing values, with labels y, (n,)."""
+        _check_given(y)
         data, y = self._training_rows(X, y)
         check_classification_targets(y)
         for name in ("calibrate", "vote"):
@@ -194,3 +195,14 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
 
     def _from_archive(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self.posterior_ = ClassPosterior.from_archive(header, arrays)
+
+
+def _check_given(y: ArrayLike) -> None:
+    """Raise ValueError if labels are missing, where they are objects: scikit-learn would compare them."""
+    if np.ma.is_masked(y):
+        raise ValueError(f"y: expected a label for every row, got {int(np.ma.getmaskarray(y).sum())} masked ones")
+    labels = without_na(np.asarray(y, dtype=None if hasattr(y, "dtype") else object))
+    if labels.dtype == object:
+        number = sum(one is None or (isinstance(one, float) and np.isnan(one)) for one in labels.ravel().tolist())
+        if number:
+            raise ValueError(f"y: expected a label for every row, got {number} missing ones")

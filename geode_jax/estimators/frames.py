@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from geode_jax._checks import is_frame, unmasked
+from geode_jax._checks import is_frame, unmasked, without_na
 
 
 def missing_as_nan(X: Any) -> Any:
-    """X with NaN for what a masked array hides, and for what is missing in pandas' columns of objects.
+    """X with NaN for what a masked array hides, and for what is missing among objects.
 
     scikit-learn reads what is under the mask, and has no number for pd.NA.
     """
@@ -19,7 +19,7 @@ def missing_as_nan(X: Any) -> Any:
         return X.to_numpy(dtype=np.float64, na_value=np.nan) if X.dtype.kind == "O" else X
     places = [at for at, kind in enumerate(X.dtypes) if kind.kind == "O"] if is_frame(X, "pandas") else []
     if not places:
-        return X
+        return without_na(X) if isinstance(X, np.ndarray) else X
     numbers = X.copy(deep=False)
     for at in places:
         numbers.isetitem(at, X.iloc[:, at].to_numpy(dtype=np.float64, na_value=np.nan))

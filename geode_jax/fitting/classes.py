@@ -43,6 +43,8 @@ from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 SPAN_RANK = 50
 # Bytes of statistics of the classes that are sampled together: enough to keep any device busy.
 BATCH_BYTES = 2**30
+# Coordinates that another machine has found differ by less, relatively, where they are the same but for rounding.
+SAME_COORDINATES = 1e-3
 # Classes that are sampled together differ in size by at most this ratio, as they are padded to the same size.
 SIZE_RATIO = 1.5
 
@@ -157,6 +159,8 @@ def fit_classes(
         rows_of = [np.flatnonzero(index == number) for number in range(sizes.shape[1])]
         show(0.0, "common coordinates")
         frame, reduction, x = _common_coordinates(data, rows_of, request, processes)
+        if kept is not None:
+            _keep_coordinates(kept, frame, reduction)
         _check_enough(sizes, x.shape[1], processes)
         plan = _plan_of_classes(x, rows_of, sizes, request)
         task = _Task(x, rows_of, sizes, devices, plan, request, kept, reduction is not None, processes)
@@ -247,6 +251,31 @@ def _common_coordinates(
     return frame.divided(scales), None, divide(x, scales)
 
 
+def _keep_coordinates(kept: Checkpoint, frame: Frame, reduction: Reduction | None) -> None:
+    """Save the coordinates common to all classes; ValueError if the classes of an earlier run were learned in others.
+
+    They are found anew by a fit that goes on, which another machine, or other versions of NumPy or SciPy, may do
+    otherwise: a direction may change its sign.
+    """
+    own = {"shift": frame.shift, "scale": frame.scale, **({} if reduction is None else reduction._asdict())}
+    found = kept.read("coordinates")
+    if found is None:
+        kept.write("coordinates", {}, own)
+        return
+    earlier = found[1]
+    if earlier.keys() != own.keys() or not all(_is_same(earlier[name], own[name]) for name in own):
+        raise ValueError(
+            f"checkpoint: the classes in {kept.folder} were learned in other coordinates than this run has found, by"
+            " another machine or with other versions of NumPy or SciPy; go on there, or use a new folder"
+        )
+
+
+def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(np.abs(one - other).max(initial=0.0) <= SAME_COORDINATES * np.abs(one).max(initial=0.0))
+
+
 def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], sizes: np.ndarray, request: Request) -> Plan:
     """The plan that all classes use, without the parts that are common to all classes and already learned.
 
@@ -264,7 +293,7 @@ def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], sizes: np.ndarray
 def _bytes_of_classes(task: _Task) -> dict[str, int]:
     """Bytes of the large arrays of all classes together; only one batch of them has its statistics at a time."""
     plan, request = task.plan, task.request
-    total: dict[str, int] = {"rows": task.x.nbytes, "dictionaries": 0, "trees": 0, "statistics": 0, "draws": 0}
+    total = dict.fromkeys(("dictionaries", "trees", "statistics", "chains", "draws"), 0) | {"rows": task.x.nbytes}
     for batch in _batches(task):
         parts = []
         for number in batch:
@@ -275,7 +304,8 @@ def _bytes_of_classes(task: _Task) -> dict[str, int]:
         for name in ("dictionaries", "draws"):
             total[name] += sum(part[name] for part in parts)
         total["trees"] = max(total["trees"], *(part["trees"] for part in parts))
-        total["statistics"] = max(total["statistics"], sum(part["statistics"] for part in parts))
+        for name in ("statistics", "chains"):
+            total[name] = max(total[name], sum(part[name] for part in parts))
     return total
 
 
@@ -332,7 +362,7 @@ def _fit_members(
             forests,
             task.request,
             part_of(show_batch, 0.3, 1.0, f"class {names}: "),
-            task.kept and task.kept.part(f"classes {names}"),
+            task.kept and task.kept.part(f"classes from {batch[0]}"),
             is_last=len(members) + len(batch) == num_classes,
             processes=processes,
         )

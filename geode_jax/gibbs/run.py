@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._files.archive import fields_of
@@ -265,7 +266,10 @@ class _Run:
         if self.checkpoint is None:
             return None
         if self.processes.is_alone:
-            return self.checkpoint.read("chains")
+            found = self.checkpoint.read("chains")
+            if self.mesh is not None and self.mesh.is_multi_process:
+                _check_shared(self.checkpoint, 0 if found is None else found[0]["done"])
+            return found
         kept = [self.checkpoint.read(f"chains {number}") for number in range(2)]
         own = np.array([0 if found is None else found[0]["done"] for found in kept])
         everyones = self.processes.each(own)
@@ -335,6 +339,22 @@ class _Run:
         )
 
     def samples(self) -> Samples:
-        """The draws kept so far."""
-        draws = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=2), *self.kept)
-        return Samples(draws, self.tallies)
+        """The draws kept so far, which the run then no longer holds: a second copy might not fit."""
+        by_leaf = list(zip(*(jax.tree.leaves(draws) for draws in self.kept), strict=True))
+        structure = jax.tree.structure(self.kept[0])
+        self.kept.clear()
+        joined = []
+        while by_leaf:
+            joined.append(np.concatenate(by_leaf.pop(0), axis=2))
+        return Samples(jax.tree.unflatten(structure, joined), self.tallies)
+
+
+def _check_shared(checkpoint: Checkpoint, done: int) -> None:
+    """Raise ValueError if the processes of a mesh, each with all rows, would go on from different sweeps."""
+    try:
+        multihost_utils.assert_equal(done)
+    except AssertionError:
+        raise ValueError(
+            f"checkpoint: expected a folder that all processes share, but they find different progress in"
+            f" {checkpoint.folder}"
+        ) from None

@@ -2,10 +2,11 @@
 
 Given u the deltas of a node form a Markov chain, each tied to its neighbours by its tau and the next:
 
-    delta_m | .  ∝  exp( delta_m log u_m - log gamma(delta_m + 1, 1) - a tau_m - a tau_(m+1) )
+    delta_m | .  ∝  exp( delta_m log u_m - log gamma(delta_m + 1, 1) - a tau_m - a tau_(m+1) ) / delta_m
 
-with tau_m = delta_m / delta_(m-1) and tau_(m+1) = delta_(m+1) / delta_m. So every second delta can be updated at once:
-two steps for any number of directions, where updating each tau given the others takes one step per direction.
+with tau_m = delta_m / delta_(m-1) and tau_(m+1) = delta_(m+1) / delta_m, whose Jacobian is the divisor. So every second
+delta can be updated at once: two steps for any number of directions, where updating each tau given the others takes one
+step per direction.
 
 Alone these updates mix slowly where the rows carry little information: each delta is held in place by its u, and each u
 by its delta. So the directions from a random one on are also updated jointly: tau is proposed from its prior, with

@@ -38,9 +38,9 @@ def to_arviz(
       but new rows are not in it, and training rows are in stage one too. The log score of new rows is
       :func:`geode_jax.log_density`, that of training rows :func:`geode_jax.held_out_log_density`.
     - `posterior_predictive`, if a `key` is given too: `x` with dimensions (chain, draw, row, feature), what
-      ``arviz.plot_ppc`` compares X with. For each of at most `num_replications` draws, evenly spread over a chain, as
-      many new rows as X has, each of a random tree. The result has chains x replications x n x D numbers: for large
-      X pass some of its rows.
+      ``arviz.plot_ppc`` (``plot_ppc_dist`` in ArviZ 1.x) compares X with. For each of at most `num_replications` draws,
+      evenly spread over a chain, as many new rows as X has, each of a random tree. The result has chains x replications
+      x n x D numbers: for large X pass some of its rows.
 
     Compare chains within a tree only. Nodes are numbered in heap order; those absent from every tree are left out.
     """

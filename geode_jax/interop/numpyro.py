@@ -138,6 +138,8 @@ class GeodeKernel(MCMCKernel):
     def posterior(self, mcmc: MCMC) -> Posterior:
         """The draws of a finished run, for every function of the package that takes a posterior."""
         check_instance(mcmc, "mcmc", MCMC)
+        if mcmc.sampler is not self:
+            raise ValueError("mcmc: expected a run of this kernel, got one of another; that one has its posterior")
         if mcmc.last_state is None:
             raise ValueError("mcmc: expected a run that has finished, got one that was not started")
         if np.max(mcmc.last_state.sweep) <= np.max(mcmc.last_state.num_warmup):
@@ -180,13 +182,14 @@ class PosteriorPredictive(Distribution):
 
     For use inside a model, ``numpyro.sample("x", PosteriorPredictive(posterior), obs=x)``, or as a prior of a latent
     vector: `log_prob` is differentiable. In the data's units and JAX's current default precision. The density is
-    averaged over `num_draws` posterior draws per tree, and over all trees with equal weights. Features that never
+    averaged over `num_draws` posterior draws per tree, and over all trees with equal weights. In float32, rows far from
+    the origin (years, large coordinates) keep their digits if they are a float64 NumPy array. Features that never
     varied in the training rows are normal, with their value as the mean and a small deviation.
     """
 
     support = constraints.real_vector
     arg_constraints: ClassVar[dict[str, Any]] = {}
-    pytree_data_fields = ("dictionary", "draws", "shift", "scale", "root", "inverse_root", "space", "features")
+    pytree_data_fields = ("dictionary", "draws", "shift", "rest", "scale", "root", "inverse_root", "space", "features")
 
     def __init__(
         self, posterior: Posterior, *, num_draws: int = DENSITY_DRAWS, validate_args: bool | None = None
@@ -197,25 +200,32 @@ class PosteriorPredictive(Distribution):
         parts = posterior.dictionary, draws, posterior.shift, posterior.scale, root, inverse, posterior.row_space
         parts = jax.tree.map(_in_default_precision, parts)
         self.dictionary, self.draws, self.shift, self.scale, self.root, self.inverse_root, self.space = parts
+        self.rest = _in_default_precision(posterior.shift - np.asarray(self.shift, np.float64))  # what rounding took
         self.features = None if posterior.features is None else jnp.asarray(posterior.features)
         super().__init__((), (posterior.num_features,), validate_args=validate_args)
 
     def log_prob(self, value: Float[Array, "*batch D"], intermediates: Any = None) -> Float[Array, "*batch"]:
         """Log density in nats."""
-        value = jnp.asarray(value)
         farthest = FARTHEST[self.scale.dtype.name]
-        scaled = jnp.clip((value - self.shift) / self.scale, -farthest, farthest)
+        scaled = jnp.clip(self._relative_to_shift(value) / self.scale, -farthest, farthest)
         of_x = scaled if self.features is None else scaled[..., self.features]
         rows = _times(of_x, self.inverse_root).reshape(-1, of_x.shape[-1])
         if self.space is not None:
             rows = space_coordinates(self.space, rows)
         by_tree = log_density_by_tree(self.dictionary, self.draws, rows)
         total = jax.nn.logsumexp(by_tree, axis=1) - jnp.log(by_tree.shape[1]) - jnp.log(self.scale).sum()
-        total = total.reshape(value.shape[:-1])
+        total = total.reshape(scaled.shape[:-1])
         if self.features is None:
             return total
         cost = self._is_constant * (jnp.square(scaled) + jnp.log(2 * jnp.pi))
         return total - 0.5 * jnp.sum(cost, axis=-1)
+
+    def _relative_to_shift(self, value: Any) -> Float[Array, "*batch D"]:
+        """``value - shift`` from the leading digits of both, whose difference is exact, and from what these leave."""
+        left = jnp.zeros((), self.shift.dtype)
+        if isinstance(value, np.ndarray) and value.dtype == np.float64:
+            left = jnp.asarray(value - value.astype(self.shift.dtype))
+        return (jnp.asarray(value) - self.shift) + (left - self.rest)
 
     def sample(self, key: KeyArray, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*sample D"]:
         """New rows."""
