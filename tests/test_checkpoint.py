@@ -222,11 +222,7 @@ def test_classes_in_other_coordinates_do_not_go_on(data, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_many_classes_sampled_together(data, tmp_path):
     """Their folder has a name that file systems accept."""
-    data, labels, sampler = (
-        np.tile(data, (2, 1))[:140],
-        np.arange(140) % 70,
-        geode_jax.SamplerSettings(num_warmup=1, num_samples=1),
-    )
+    rows, sampler = np.tile(data, (2, 1))[:140], geode_jax.SamplerSettings(num_warmup=1, num_samples=1)
     dictionary = geode_jax.DictionarySettings(num_trees=1, depth=0, max_rank=1)
     options = {"dictionary": dictionary, "sampler": sampler, "calibrate": False, "checkpoint": tmp_path}
     geode_jax.fit_classes(jax.random.key(0), rows, np.arange(140) % 70, **options)
