@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from benchmarks.common import RESULTS, ROOT
 from geode_jax.partition.metis import partition_rows
@@ -117,7 +120,7 @@ def _behind_the_best(rows: list[dict[str, Any]], value: str, *, lowest: bool) ->
 def fronts() -> Figure:
     """How good methods are, and how long they take, on four kinds of data; a line joins those that none beats in both.
 
-    What is far worse than the best is beyond the frame, and said to be in the legend.
+    Methods that are far worse than the best are beyond the frame, and named in its corner.
     """
     as_they_come = [row for row in _rows("mixed_units") if row["method"] != "GEODE, standardised"]
     tables = _behind_the_best(as_they_come, "nats", lowest=False)
@@ -125,37 +128,79 @@ def fronts() -> Figure:
     digits = [row | {"loss": -row["nats"]} for row in _rows("digits_density")]
     both = "fit_seconds", "impute_seconds"
     panels = {
-        "small tables: nats per row behind the best, median": (
+        "Small tables": (
+            "nats per row behind the best, median",
             _points(tables, "behind", ("seconds",), middle=np.median),
             6.0,
         ),
-        "pictures: error of hidden halves above the best, median": (
+        "Pictures, half hidden": (
+            "error above the best, as a share, median",
             _points(pictures, "behind", both, middle=np.median),
             0.3,
         ),
-        "digits: loss in nats per image": (_points(digits, "loss", ("seconds",)), 150.0),
-        "Frey faces: mean error of hidden halves": (_points(_rows("frey_inpainting"), "mae", both), 8.0),
+        "Digits": ("loss, nats per image", _points(digits, "loss", ("seconds",)), 150.0),
+        "Frey faces, half hidden": (
+            "mean absolute error, grey levels",
+            _points(_rows("frey_inpainting"), "mae", both),
+            8.0,
+        ),
     }
-    figure = Figure(figsize=(11.0, 7.0), layout="constrained")
-    for ax, (title, (points, most)) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
+    figure = Figure(figsize=(11.0, 8.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    named: list[tuple[Axes, dict[str, tuple[float, float]]]] = []
+    for ax, (title, (what, points, most)) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
         front: list[tuple[float, float]] = []
-        colours = iter(["C0", "C1", "C2", "C4", "C5", "C6", "C7", "C8", "C9", "black"])
-        for name, (seconds, loss) in sorted(points.items(), key=lambda item: item[1]):
-            is_ours = name.startswith(("GEODE", "default", "one tree", "published"))
-            label = name if loss <= most else f"{name} (beyond)"
-            style = {"marker": "o", "color": "C3"} if is_ours else {"marker": "s", "color": next(colours)}
-            ax.plot(max(seconds, 0.1), loss, linestyle="", label=f"ours: {label}" if is_ours else label, **style)
-            if is_ours:
-                ax.annotate(name, (max(seconds, 0.1), loss), (5, 5), textcoords="offset points", fontsize="x-small")
-            if not front or loss < front[-1][1]:
-                front.append((max(seconds, 0.1), loss))
-        ax.step(*np.transpose(front), where="post", color="grey", linewidth=1, zorder=0)
+        places = {name: (max(seconds, 0.1), loss) for name, (seconds, loss) in points.items()}
+        for place in sorted(places.values()):
+            if not front or place[1] < front[-1][1]:
+                front.append(place)
+        ax.step(*np.transpose(front), where="post", color="silver", linewidth=1, zorder=0)
+        inside = {name: place for name, place in places.items() if place[1] <= most}
+        for name, place in inside.items():
+            ax.plot(*place, "o" if _is_ours(name) else "s", color="C3" if _is_ours(name) else "C0", markersize=6)
+        if beyond := [name for name in places if name not in inside]:
+            text = "beyond the frame:\n" + "\n".join(beyond)
+            ax.text(0.98, 0.97, text, transform=ax.transAxes, ha="right", va="top", fontsize="small", color="C0")
         least = front[-1][1]
-        ax.set(xscale="log", xlabel="seconds, at least 0.1")
-        ax.set_title(title, loc="left", fontsize="medium")
+        ax.set(xscale="log", xlabel="seconds (at least 0.1)", ylabel=f"{what}\n(lower is better)")
+        ax.set_title(title, loc="left")
         ax.set_ylim(least - 0.08 * (most - least), most)
-        ax.legend(frameon=False, fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        ax.set_xlim(right=8.0 * ax.get_xlim()[1])  # room for names
+        named.append((ax, inside))
+    figure.canvas.draw()  # as names are placed where they cover nothing
+    for ax, inside in named:
+        _name_points(ax, inside)
     return figure
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(("GEODE", "default", "one tree", "published"))
+
+
+def _name_points(ax: Axes, points: dict[str, tuple[float, float]]) -> None:
+    """A name beside every point, where it covers no point and no other name if there is such a place."""
+    renderer = ax.figure.canvas.get_renderer()
+    taken = [Bbox.from_extents(x - 5, y - 5, x + 5, y + 5) for x, y in map(ax.transData.transform, points.values())]
+    taken += [text.get_window_extent(renderer) for text in ax.texts]
+    sides = {(7, 8): "left", (7, -8): "left", (8, 0): "left", (-8, 0): "right", (-7, 8): "right", (-7, -8): "right"}
+    for name, place in sorted(points.items(), key=lambda item: item[1]):
+        text = f"GEODE, {name}" if _is_ours(name) and name != "GEODE" else name
+        style = {"fontsize": "small", "color": "C3" if _is_ours(name) else "black", "va": "center"}
+        tried = []
+        for offset, side in sides.items():
+            label = ax.annotate(text, place, offset, textcoords="offset points", ha=side, **style)
+            box = label.get_window_extent(renderer)
+            covered = sum(box.overlaps(other) for other in taken) + (
+                not ax.bbox.containsx(box.x0) or not ax.bbox.containsx(box.x1)
+            )
+            tried.append((covered, label, box))
+            if not covered:
+                break
+        fewest = min(tried, key=lambda one: one[0])
+        for one in tried:
+            if one is not fewest:
+                one[1].remove()
+        taken.append(fewest[2])
 
 
 FIGURES = {"features_time": features_time, "inclusion": inclusion, "parabola": parabola, "fronts": fronts}
