@@ -45,10 +45,12 @@ def spectrum(ax: Axes, rng: np.random.Generator, options: dict[str, Any]) -> Non
     hidden = (wavelength > 1000) & (wavelength < 1500)
     row = np.where(hidden, np.nan, spectra[2600:2601])
     filled, lower, upper = model.impute(row, interval=0.9, calibration=spectra[2000:2600])
-    ax.plot(wavelength, spectra[2600], "k.", markersize=3, label="measured")
+    ax.axvspan(1000, 1500, color="0.94", linewidth=0)
+    ax.plot(wavelength[~hidden], spectra[2600, ~hidden], "k.", markersize=3, label="measured")
+    ax.plot(wavelength[hidden], spectra[2600, hidden], ".", color="0.5", mfc="none", markersize=6, label="hidden")
     ax.fill_between(wavelength[hidden], lower[0, hidden], upper[0, hidden], **INTERVAL)
     ax.plot(wavelength[hidden], filled[0, hidden], color="tab:blue", label="filled in")
-    ax.set(title="Spectra: 2000 of 200 wavelengths", xlabel="nm", ylabel="reflected light")
+    ax.set(title="Spectra: 2000, of 200 wavelengths each", xlabel="wavelength, nm", ylabel="reflected light")
     ax.legend(frameon=False)
 
 
