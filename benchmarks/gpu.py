@@ -161,7 +161,7 @@ def tables() -> list[str]:
         for row in rows_of("products")
     ]
     lines += table(["rows x features", "multiplications", "NumPy, ms", "GPU, ms"], products)
-    lines += ["", "Whole fits, as those of two CPU cores below (seconds; milliseconds to fill in a row):", ""]
+    lines += ["", "Whole fits, as those of two CPU cores above (seconds; milliseconds to fill in a row):", ""]
     fits = [
         [
             row["data"],

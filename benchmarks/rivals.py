@@ -31,6 +31,13 @@ def shrunk_gaussian(x: np.ndarray) -> NormalMixture:
     return NormalMixture("Gaussian, Ledoit-Wolf", np.ones(1), found.location_[None], found.covariance_[None])
 
 
+def shrunk_low_rank(x: np.ndarray) -> "LowRankNormal":
+    """The same normal without any matrix of D x D: that of the rows, shrunk, has as many directions as rows."""
+    mean = x.mean(axis=0)
+    share = shrinkage_of(x - mean)
+    return LowRankNormal(mean, np.sqrt((1.0 - share) / len(x)) * (x - mean).T, share * x.var(axis=0).mean())
+
+
 def factor_analysis(x: np.ndarray, ranks: Iterable[int]) -> NormalMixture:
     """Factor analysis, its rank by five-fold cross-validated likelihood."""
     best = max(ranks, key=lambda rank: cross_val_score(FactorAnalysis(rank), x).mean())

@@ -150,7 +150,7 @@ def tables() -> list[str]:
     lines = [
         "### Random hostile input",
         "",
-        f"Random data, settings and calls of all kinds, most of them extreme: {total['fits']:,} fits, of"
+        f"Small random tables, most of them extreme, one tree, random settings and calls: {total['fits']:,} fits, of"
         f" which {total['refused']:,} were refused with an error that names the argument, and {total['predictions']:,}"
         f" predictions; {total['breaches']} breaches of the [promises](../notebooks/promises.md).",
         "",

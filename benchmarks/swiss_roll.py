@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_limits
 
 import geode_jax
 from benchmarks.common import coverage, earlier_rows, write_result
+from benchmarks.rivals import best_on_held_out, low_rank_mixture, mixture_on_components
 from benchmarks.tables import load, mean_of
 from geode_jax.demo.baselines import fit_probabilistic_pca
 
@@ -104,11 +105,17 @@ def methods(
     """Log densities of the test rows by name, and of ours what :func:`ours` tells; the oracle is of the flat roll."""
     own = ("default",) if quick else ("published", "default")
     ranks, components = (2, 3, 5, 10, 20, 30, 40, 50), 4 if quick else 36
+    # the rank and number of normals of these two by the density of a held-out fifth of the training rows
+    axes, counts = ((3,), (4,)) if quick else ((3, 5, 10, 20, 30), (8, 16, 24, 36, 48))
+    shapes = ((2, 2),) if quick else ((8, 10), (16, 10), (16, 20), (32, 5), (32, 2))
+    mixtures = [partial(low_rank_mixture, num_components=k, rank=d, seed=0, noise_per_feature=False) for k, d in shapes]
     return {
         "oracle": lambda: oracle_log_density(test, directions),
         **{name: partial(ours, train, test, split, name, quick) for name in own},
         "PCA to 3, mixture of 36": lambda: pca_mixture(train, test, 3, components),
         "probabilistic PCA": lambda: fit_probabilistic_pca(train, ranks).log_density(test),
+        "Gaussian mixture after PCA": lambda: mixture_on_components(train, axes, counts, 0).log_density(test),
+        "mixture of probabilistic PCA": lambda: best_on_held_out(train, mixtures, 0).log_density(test),
     }
 
 
@@ -117,7 +124,9 @@ def tables() -> list[str]:
     lines = [
         "### Swiss roll",
         "",
-        "In D = 200, five splits, held-out nats: flat in three of the dimensions, and bent through all of them.",
+        "In D = 200, five splits, held-out nats: flat in three of the dimensions, and bent through all of them. PCA to"
+        " 3 knows the flat roll. Seconds are of the fit and the density, and of ours of"
+        " filling in 200 rows besides.",
         "",
         "| | flat | bent | coverage of 95%, flat | bent | seconds, flat |",
         "|---|---|---|---|---|---|",
