@@ -1,18 +1,24 @@
 """No two LAPACK calls of one program may run at once: on a CPU with few cores they can hang (see math/lowrank.py).
 
 Every jaxpr, inner ones included, is searched for equations that hold a Cholesky factor or a triangular solve; each must
-depend on the one before it. Deterministic; two solves side by side fail it.
+depend on the one before it. Deterministic; two solves side by side fail it. So are programs that XLA has compiled: it
+takes out loops of one round, and knows the best of a single node.
 """
 
+import dataclasses
 import functools
+import itertools
+import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 import small
+from conftest import DICTIONARY, SAMPLER
 from jax import lax
 from jax.extend import core
 
+import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill
 from geode_jax.gibbs import missing
@@ -50,6 +56,45 @@ def unordered_pairs(jaxpr):
             count += inner_count
         for variable in equation.outvars:
             ancestors[variable] = own
+    return count, pairs
+
+
+def unordered_calls(text):
+    """:func:`unordered_pairs` of a compiled program, from its text."""
+    computations: dict = {}
+    for line in text.splitlines():
+        if begun := re.match(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+            own = computations.setdefault(begun[1], [])
+        elif found := re.match(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$", line):
+            own.append(found.groups())
+
+    def inside(instruction):
+        called = re.findall(r"(?:calls|body|condition|to_apply)=%?([\w.\-]+)", instruction)
+        for branches in re.findall(r"branch_computations=\{([^}]*)\}", instruction):
+            called += [branch.strip().lstrip("%") for branch in branches.split(",")]
+        return called
+
+    @functools.cache
+    def number_in(name):
+        return sum(number_of(instruction) for _, instruction in computations[name])
+
+    def number_of(instruction):
+        is_one = 'custom_call_target="lapack_' in instruction
+        return is_one + sum(number_in(name) for name in inside(instruction) if name in computations)
+
+    count, pairs = 0, []
+    for instructions in computations.values():
+        ancestors: dict = {}
+        holders: list = []
+        for name, instruction in instructions:
+            before = re.findall(r"%([\w.\-]+)", instruction)
+            own = frozenset().union(*(ancestors.get(one, frozenset()) for one in before))
+            if number_of(instruction):
+                pairs += [(one, name) for one in holders if one not in own]
+                holders.append(name)
+                own |= {name}
+            ancestors[name] = own
+        count += sum('custom_call_target="lapack_' in instruction for _, instruction in instructions)
     return count, pairs
 
 
@@ -128,6 +173,78 @@ def test_predictions_are_one_chain(arguments):
         count, pairs = unordered_pairs(jaxpr.jaxpr)
         assert count >= 4, name
         assert not pairs, name
+
+
+def _compiled(program, *given, **options):
+    return jax.jit(functools.partial(program, **options)).lower(*given).compile().as_text()
+
+
+def test_two_chains_side_by_side_are_seen():
+    """Also where they are in loops, of which XLA takes out those of one round."""
+
+    def solve(matrix):
+        return lax.linalg.triangular_solve(jnp.linalg.cholesky(matrix), matrix, left_side=True, lower=True)
+
+    matrices = jnp.broadcast_to(jnp.eye(3), (4, 3, 3))
+    assert unordered_calls(_compiled(solve, matrices)) == (2, [])
+    assert unordered_calls(_compiled(lambda a: solve(a) + lax.map(solve, 2.0 * a[None])[0], matrices))[1]
+    assert unordered_calls(_compiled(lambda a: solve(solve(a)), matrices)) == (4, [])
+
+
+@pytest.fixture(scope="module")
+def shallow(data):
+    def fit(depth):
+        dictionary = dataclasses.replace(DICTIONARY, depth=depth)
+        return geode_jax.fit(jax.random.key(0), data, dictionary=dictionary, sampler=SAMPLER)
+
+    return functools.cache(fit)
+
+
+@pytest.mark.parametrize(
+    ("depth", "program"),
+    [
+        (2, "mean"),
+        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in itertools.product((0, 2), ("density", "interval"))),
+        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((0, "mean"), (0, "draws"), (2, "draws"))),
+    ],
+)
+def test_compiled_predictions_are_one_chain(shallow, depth, program):
+    """Of trees of few nodes, whose products are made in a single round."""
+    posterior = shallow(depth)
+    with jax_settings(posterior.dtype):
+        dictionary, dtype = posterior.dictionary, posterior.dtype
+        rows = jnp.zeros((4, posterior.num_features), dtype)
+        seen = observe_rows(rows, jnp.ones_like(rows), None, num_seen=3)
+        found, draws = nodes.Nodes(dictionary, None), jax.tree.map(jnp.asarray, posterior.thin(4))
+        few = {"num_candidates": min(3, dictionary.tree.num_nodes)}
+        summary, sample = conditional_moments.conditional_summary, conditional_moments.conditional_draws
+        text = {
+            "mean": lambda: _compiled(summary, found, draws, None, seen, levels=None, num_wanted=6, **few),
+            "interval": lambda: _compiled(summary, found, draws, None, seen, levels=(0.05, 0.95), num_wanted=6, **few),
+            "density": lambda: _compiled(mixture.log_density_partial, found, draws, seen, **few),
+            "draws": lambda: _compiled(
+                sample, jax.random.key(0), found, draws, None, seen, jnp.arange(4), num_samples=2, num_wanted=6, **few
+            ),
+        }[program]()
+    count, pairs = unordered_calls(text)
+    assert count >= 4
+    assert not pairs
+
+
+@pytest.mark.slow
+def test_compiled_work_on_missing_features_is_one_chain():
+    dictionary = small.make_dictionary(jnp.float32)
+    state = small.draw_from_prior(jax.random.key(0), small.without_rows(dictionary), small.active_mask(dictionary), 6)
+    rows = small.make_partial_rows(dictionary, jnp.zeros((6, 5)), num_groups=1)
+    group = jax.tree.map(lambda leaf: leaf[0], rows)
+    given = (jnp.zeros(shape) for shape in ((6, 5, 3), (6, 5), (6, 5), (6,), (6, 3)))
+    for text in (
+        _compiled(missing.draw_group, jax.random.key(0), state, group, dictionary.tree),
+        _compiled(fill._conditional, rows, *given),
+    ):
+        count, pairs = unordered_calls(text)
+        assert count >= 3
+        assert not pairs
 
 
 def test_the_sweep_is_one_chain_with_missing_features():

@@ -228,7 +228,7 @@ def _conditional(
     """
     group = jax.tree.map(lambda leaf: leaf[0], rows)
     observed = group.observed(group.at_candidates(group.gram))
-    amplitude, factor = posterior_system(observed.gram, neg_log_u)
+    amplitude, factor = posterior_system(observed.gram, neg_log_u, observed.start)
     latent = latent_from(amplitude, factor, observed.cross)
     weight = jax.nn.softmax(log_weight + log_marginal(observed, latent, neg_log_u, log_noise), axis=1)
     slot = jnp.sum(jnp.cumsum(weight, axis=1)[:, :-1] <= level[:, None], axis=1)

@@ -17,7 +17,8 @@ be, and the Cholesky factor of M always exists.
 On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the calling
 thread. Two calls that do not depend on each other may run at once, block all threads of a small pool, and deadlock
 (seen with jaxlib 0.10.2 on 2 cores). So every function here is one chain of dependent calls, and callers must not run
-two chains in parallel; `tests/test_lapack_chain.py` checks this.
+two chains in parallel. Loops do not keep them apart: XLA takes out those of one round. Where the data would not, a zero
+that XLA cannot know beforehand does (:func:`_one_after`); `tests/test_lapack_chain.py` looks at what XLA has compiled.
 """
 
 from collections.abc import Callable
@@ -146,24 +147,44 @@ def _cholesky(matrix: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch d d"
 
 
 def posterior_system(
-    gram: Float[Array, "*#batch d d"], neg_log_u: Float[Array, "*#batch d"]
+    gram: Float[Array, "*#batch d d"],
+    neg_log_u: Float[Array, "*#batch d"],
+    after: Float[Array, "*#batch d"] | None = None,
 ) -> tuple[Float[Array, "*#batch d"], Float[Array, "*#batch d d"]]:
-    """(a, Cholesky factor of M), with s = expm1(-log u)."""
+    """(a, Cholesky factor of M), with s = expm1(-log u). `after`: what another chain of calls gives, which comes first.
+
+    It has the batch axes of `gram`, or is longer where these have length 1.
+    """
     amplitude = jnp.sqrt(jnp.expm1(neg_log_u))
-    return amplitude, _cholesky(_system(gram, amplitude))
+    one = 1.0 if after is None else _one_after(after, gram.shape[:-2])[..., None, None]
+    return amplitude, _cholesky(_system(gram, amplitude, one))
 
 
-def _system(gram: Float[Array, "*#batch d d"], amplitude: Float[Array, "*#batch d"]) -> Float[Array, "*#batch d d"]:
+def _one_after(values: Float[Array, "*batch d"], shape: tuple[int, ...]) -> Float[Array, "*#batch"]:
+    """1, which XLA cannot compute before it has the values; `shape`: (*#batch,)."""
+    first = values[..., 0]
+    for axis, size in enumerate(shape):
+        if size == 1:
+            first = lax.slice_in_dim(first, 0, 1, axis=axis)
+    info = jnp.finfo(values.dtype)
+    return 1.0 + jnp.where(first == info.max, info.tiny, jnp.zeros((), values.dtype))
+
+
+def _system(
+    gram: Float[Array, "*#batch d d"],
+    amplitude: Float[Array, "*#batch d"],
+    one: Float[Array, "*#batch 1 1"] | float = 1.0,
+) -> Float[Array, "*#batch d d"]:
     """M, with G's diagonal raised by the rounding error that a sum of products may have."""
     rank, dtype = amplitude.shape[-1], amplitude.dtype
     identity = jnp.eye(rank, dtype=dtype)
     raised = gram * (1.0 + (4 + rank) * jnp.finfo(dtype).eps * identity)
-    return amplitude[..., :, None] * raised * amplitude[..., None, :] + identity
+    return amplitude[..., :, None] * raised * amplitude[..., None, :] + one * identity
 
 
 def latent_given(observed: Observed, neg_log_u: Float[Array, "*#batch d"]) -> Latent:
     """Mean of the coordinates given the observed part, for :func:`log_marginal`."""
-    return latent_from(*posterior_system(observed.gram, neg_log_u), observed.cross)
+    return latent_from(*posterior_system(observed.gram, neg_log_u, observed.start), observed.cross)
 
 
 def rough_log_marginal(
@@ -202,7 +223,7 @@ def latent_root(observed: Observed, neg_log_u: Float[Array, "*#batch d"]) -> tup
 
     H = L^{-1} diag(a) with L L' = M, and eta* = H' L^{-1} a C: one triangular solve gives both.
     """
-    amplitude, factor = posterior_system(observed.gram, neg_log_u)
+    amplitude, factor = posterior_system(observed.gram, neg_log_u, observed.start)
     diagonal = jnp.eye(amplitude.shape[-1], dtype=amplitude.dtype) * amplitude[..., None, :]
     right = jnp.concatenate([diagonal, (amplitude * observed.cross)[..., :, None]], axis=-1)
     solved = lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)

@@ -164,6 +164,10 @@ def _find_candidates(
     Rows with different masks need a (d, d) matrix of products over the features at every node, so nodes are first
     ranked with a few directions only, by these `products` where they are given.
     """
+    if dictionary.tree.num_nodes == 1:  # there is nothing to choose
+        only = jnp.zeros((seen.num_rows, 1), jnp.int32)
+        observed = jax.tree.map(partial(_take_nodes, node=only), observed_statistics_of(dictionary, seen))
+        return Candidates.of(only, observed, jnp.ones(seen.num_rows, bool))
     parameters = _mean_parameters(draws, dictionary)
     if _is_screened(dictionary, seen, num_candidates):
         node = lax.top_k(_rough_scores(dictionary, parameters, seen, products), num_candidates)[1]
