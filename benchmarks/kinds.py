@@ -149,7 +149,7 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
         means = {"column means": lambda: SimpleImputer().fit(train)}
         return {name: plain[name] for name in ("GEODE", "KNNImputer")} | means | chained
     found = plain
-    if num_features <= real_data.LARGEST_DENSE:
+    if num_features <= real_data.LARGEST_EM:
         shapes = (2, 5), (2, 20), (4, 10), (8, 5)
         sizes = [(k, d) for k, d in shapes if 4 * k * d <= num_rows and 2 * d < num_features]
         fits = [partial(low_rank_mixture, num_components=k, rank=d, seed=0, noise_per_feature=True) for k, d in sizes]
