@@ -115,8 +115,9 @@ EXPERIMENTS = tuple(experiment for group in GROUPS.values() for experiment in gr
 OLDER = (
     "## Which tables are older than the code",
     "",
-    "Every section ends with the day of its results. Some were measured before the last changes to the method. This"
-    " list says which, and which changes they lack. The others would come out the same today, but for rounding.",
+    "Every section ends with the day when the last of its results was written; rivals' may be older, as runs go on"
+    " where earlier ones ended. Some were measured before the last changes to the method. This list says which, and"
+    " which changes they lack. The others would come out the same today, but for rounding.",
     "",
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
     " `candidates`, `stage_one`, `proofs`, and `scenarios` with 10,000 and 15,000 features.",
@@ -133,11 +134,10 @@ OLDER = (
     " while other programs ran on the machine.",
 )
 _FRONTS = (
-    "## How good, and how long\n\n"
-    "No method is better and quicker than those on the line, which `python -m benchmarks.figures` draws from the"
-    " tables below. Seconds are of fits, and of filling in where errors are shown;"
-    " those of small tables were measured beside other work.\n\n"
-    "![Loss against seconds, of all methods on four kinds of data](../notebooks/fronts.png)"
+    "## How good, and how long\n\nOf the methods that were tried on all sets of a kind none is better and quicker"
+    " than those on the line, which `python -m benchmarks.figures` draws from the tables below. Seconds are of fits,"
+    " and of filling in where errors are shown; those of small tables were measured beside other work.\n\n![Loss"
+    " against seconds, of all methods on four kinds of data](../notebooks/fronts.png)"
 )
 _PARABOLA = (
     "### The METIS tree of a noisy parabola\n\n"
@@ -278,11 +278,9 @@ def _summary(tasks: tuple[str, ...] | None = None) -> list[str]:
     ]
     theirs = float(tuned.min()), f"MPCR at its best scale, {int(tuned.argmin())}", seconds[0]
     ours = float(np.mean([row["geode"] for row in smooth])), seconds[1]
-    lines.append(_line("regression in D = 10000, MSE over noise", "smoothness", theirs, ours, 3))
-    literal = load("literal")["settings"]
-    sweeps = [1000 * literal[f"sweep_{name}_seconds"] for name in ("literal", "ours")]
-    theirs = sweeps[0], "as printed, NumPy", None
-    lines.append(_line("a sweep, Frey faces", "literal", theirs, (sweeps[1], None), 1, unit=" ms"))
+    differences = np.array([row["geode"] - row["mpcr_tuned"][int(tuned.argmin())] for row in smooth])
+    error = float(differences.std(ddof=1) / np.sqrt(len(smooth)))
+    lines.append(_line("regression in D = 10000, MSE over noise", "smoothness", theirs, ours, 3, error=error))
     head = ["task", "the paper", "best rival", "its seconds", "GEODE", "seconds", "`python -m benchmarks run`"]
     return table(head, [line for line in lines if tasks is None or line[0] in tasks])
 
@@ -388,10 +386,11 @@ def render_results() -> str:
         "",
         "Lower is better for errors, higher for nats: mean log densities of new rows, to be compared within a line"
         " only. Errors of pictures are in grey levels, 0 to 255, and half hidden means pixels at random; *columns as"
-        " they come* are not standardised. Both results are bold where they differ by less than two standard errors."
-        " Seconds are medians: of the fit, and where the score is an error of filling in or predicting too. They are"
-        " rough: some were taken beside other work or on another machine, and the first fit of a process compiles."
-        " [Every table](benchmarks/README.md) behind this, and which of them are older than the code.",
+        " they come* are not standardised. Both results are bold where they differ by less than two standard errors,"
+        " as far as these are known. Seconds are medians: of the fit, and where the score is an error of filling in"
+        " or predicting too. They are rough: some were taken beside other work or on another machine, and the first"
+        " fit of a process compiles. [Every table](benchmarks/README.md) behind this, and which of them are older"
+        " than the code.",
         "",
         *_summary(IN_README),
     ]
@@ -399,10 +398,18 @@ def render_results() -> str:
 
 
 def _section(experiment: ModuleType) -> list[str]:
-    """An experiment's tables, and under them its command and when it was run last."""
+    """An experiment's tables, and under them its commands and when their last results were written."""
     name = experiment.__name__.rpartition(".")[2]
-    dates = sorted({load(path.stem)["date"] for path in RESULTS.glob(f"{name}*.json")})
-    return [*experiment.tables(), "", f"*`python -m benchmarks run {name}`, {' and '.join(dates)}.*", ""]
+    others = {other.__name__.rpartition(".")[2] for other in EXPERIMENTS} - {name}
+    records = [load(path.stem) for path in sorted(RESULTS.glob(f"{name}*.json")) if path.stem not in others]
+    commands = {_whole_command(record["command"]): record["date"] for record in records}
+    told = "; ".join(f"`{command}`, {date}" for command, date in commands.items())
+    return [*experiment.tables(), "", f"*{told}.*", ""]
+
+
+def _whole_command(command: str) -> str:
+    """A command without the options that say which part of an experiment was run last."""
+    return re.sub(r" --(fresh\b|(only|parts|kinds|platforms|data)( (?!--)\S+)+)", "", command)
 
 
 def _contents() -> list[str]:
@@ -445,8 +452,8 @@ def render_details() -> str:
         "## In short",
         "",
         "The best rival of every task, and ours; both are bold where they differ by less than two standard errors, as"
-        " far as these are known, or not in print. Seconds are medians: of the fit, and where the score is an error of"
-        " filling in or predicting too.",
+        " far as these are known (over splits, or recorded; of pictures and other kinds of data they are not), or not"
+        " in print. Seconds are medians: of the fit, and where the score is an error of filling in or predicting too.",
         "",
         *_summary(),
         "",

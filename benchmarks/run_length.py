@@ -59,8 +59,8 @@ def tables() -> list[str]:
     lines = [
         "### How many sweeps a fit needs",
         "",
-        f"Eight trees, training rows only; mean of {NUM_KEYS} keys, and the largest difference between them; the least"
-        " seconds. The paper's number is 500 + 500, the default 100 + 100:",
+        f"Eight trees, training rows of the first split only; mean of {NUM_KEYS} keys, and the largest difference"
+        " between them; the least seconds. The paper's number is 500 + 500, the default 100 + 100:",
         "",
     ]
     rows = []

@@ -79,8 +79,8 @@ def _stage_one(name: str, title: str) -> list[str]:
         f"### What each choice of stage one is worth on {title}",
         "",
         f"One setting changed at a time from the default with {record['settings']['num_trees']} trees, training data"
-        " only (80% fitted, 20% held out). Mean absolute error, coverage and width are of the hidden half of the"
-        " features.",
+        " of the first split only (80% fitted, 20% held out). Seconds are with compilation, where a setting needs it."
+        " Mean absolute error, coverage and width are of the hidden half of the features.",
         "",
         "| setting | value | nats per row | mean abs. error | the same, trees weighted by evidence | coverage of 95%"
         " | mean width | seconds to fit |",
