@@ -1,5 +1,6 @@
 """BLAS has one thread while a compiled program may call LAPACK, and the user's setting before and after."""
 
+import contextlib
 import threading
 
 import jax
@@ -9,10 +10,13 @@ from conftest import DICTIONARY, SAMPLER
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import geode_jax
+from geode_jax._runtime import blas
 from geode_jax._runtime.blas import one_blas_thread
+from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill, partial_statistics
 from geode_jax.gibbs import run
 from geode_jax.learning import first_fill
+from geode_jax.math.streaming import map_row_blocks
 from geode_jax.predict import classes, conditional, rows
 
 
@@ -62,11 +66,38 @@ def test_blocks_that_overlap_in_several_threads(first_out):
     assert _threads() == {3}
 
 
-def _spied(monkeypatch, module, name, seen):
+@pytest.mark.parametrize("calls_lapack", [True, False])
+def test_threads_take_turns_in_lapack(calls_lapack):
+    """Two calls of it at once can block all threads of XLA, and nothing would ever end."""
+    both = threading.Barrier(2)
+
+    def meet(x):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)
+            met.append(True)
+        return x
+
+    def work():
+        with jax_settings("float32"):
+            map_row_blocks(meet, (), np.zeros((3, 2), np.float32), bytes_per_row=8, calls_lapack=calls_lapack)
+
+    met: list = []
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(10)
+    assert bool(met) != calls_lapack
+
+
+def _spied(monkeypatch, module, name, seen, turns=None):
+    """Note BLAS's threads at every call, and in `turns` whether no other thread can be in LAPACK."""
     original = getattr(module, name)
 
     def spy(*args, **kwargs):
         seen.append(_threads())
+        if turns is not None:
+            turns.append(blas._turn._is_owned())
         return original(*args, **kwargs)
 
     monkeypatch.setattr(module, name, spy)
@@ -79,15 +110,18 @@ def test_a_fit_with_missing_features(data, monkeypatch):
         (first_fill, "_fill_low_rank"),
         (fill, "_conditional"),
         (partial_statistics, "_group_entries"),
+        (run, "_start"),
         (run, "_segment"),
     )
     seen: dict = {name: [] for _, name in places}
+    turns: dict = {name: [] for name in ("_conditional", "_start", "_segment")}
     for module, name in places:
-        _spied(monkeypatch, module, name, seen[name])
+        _spied(monkeypatch, module, name, seen[name], turns.get(name))
     geode_jax.fit(jax.random.key(0), hidden, dictionary=DICTIONARY, sampler=SAMPLER)
     for name, found in seen.items():
         assert found, name
         assert all(threads == {1} for threads in found), name
+    assert all(all(turn) for turn in turns.values())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,10 @@
 On a CPU the Cholesky factors and triangular solves of a compiled program are calls to SciPy's BLAS, which splits each
 of these small problems over its thread pool. Where other processes use the same cores, these threads wait for each
 other, and the work can take many times as long (`python -m benchmarks run contention` measures it).
+
+The threads of XLA's pool that make such a call wait for others of the pool. With as many calls at once as the pool has
+threads, which on two cores are two, all wait for ever (seen with jaxlib 0.10.2). So threads of the user that predict at
+the same time take turns.
 """
 
 import contextlib
@@ -36,6 +40,14 @@ class _Users:
 
 
 _users = _Users()
+_turn = threading.RLock()
+
+
+@contextlib.contextmanager
+def lapack_turn() -> Iterator[None]:
+    """Run a compiled program that calls LAPACK on the CPU, and wait for its results, while no other thread does."""
+    with _turn, one_blas_thread():
+        yield
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from geode_jax._runtime.blas import one_blas_thread
+from geode_jax._runtime.blas import lapack_turn, one_blas_thread
 from geode_jax._runtime.progress import ShowProgress, part_of
 from geode_jax._typing import Array
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows
@@ -204,9 +204,10 @@ def _of_block(
         here, padded = members[members >= 0], np.maximum(members, 0)
         one = PartialRows(**jax.device_put(jax.tree.map(lambda leaf, at=number: leaf[at : at + 1], reduced)))
         tables = [table[place[padded]] for table in parameters] + [level[padded], normal[padded, :rank]]
-        found = _conditional(one, *(table.astype(x.dtype) for table in tables))
+        with lapack_turn():
+            found = jax.tree.map(np.asarray, _conditional(one, *(table.astype(x.dtype) for table in tables)))
         for store, leaf in zip(stores, found, strict=True):
-            store[here] = np.asarray(leaf)[: here.size]
+            store[here] = leaf[: here.size]
     mean, drawn = np.zeros_like(x), np.zeros_like(x)
     for number in np.unique(own):
         for node in np.unique(candidates[own == number]):

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._files.archive import fields_of
 from geode_jax._files.checkpoint import Checkpoint, Found
-from geode_jax._runtime.blas import one_blas_thread
+from geode_jax._runtime.blas import lapack_turn
 from geode_jax._runtime.compilation import drop_programs_if_many, quickly_compiled
 from geode_jax._typing import Array, Int, KeyArray
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, missing_norms, step, without_rows
@@ -169,9 +169,10 @@ def run_chains(
     in place of KeyboardInterrupt if draws were kept.
     """
     drop_programs_if_many()
-    run = _Run(key, problems, settings, checkpoint, mesh, processes)
     # a sweep factors matrices only if rows have missing features
-    limit = contextlib.nullcontext if problems.partial is None else one_blas_thread
+    limit = contextlib.nullcontext if problems.partial is None else lapack_turn
+    with limit():
+        run = _Run(key, problems, settings, checkpoint, mesh, processes)
     try:
         while run.done < run.total:
             with limit():

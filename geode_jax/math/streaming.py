@@ -1,5 +1,6 @@
 """Rows in fixed-size blocks: bounded memory, one compiled shape, results that do not depend on a block's other rows."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from geode_jax._runtime.blas import lapack_turn
 from geode_jax._runtime.devices import everywhere, may_call_lapack, mesh_of, on_one
 
 
@@ -66,7 +68,7 @@ def map_row_blocks(
     Where `shared` is replicated over a mesh, each of its devices has a block at the same time. Blocks are smaller where
     there are few rows, so that a row's result may depend on their number in its last digits. `function` is then
     compiled as a whole, once for every value of the hashable `options`. If it `calls_lapack` and the devices could wait
-    for each other there, the first of them does all the work.
+    for each other there, the first of them does all the work. Other threads have their blocks in between.
     """
     n = jax.tree.leaves(rows)[0].shape[0]
     mesh = mesh_of(shared)
@@ -82,12 +84,14 @@ def map_row_blocks(
         to_device = functools.partial(jax.device_put, device=by_row)
         # blocks of few rows are smaller, so that no device is without; of few sizes, as each compiles a program
         size = max(size // SMALLEST_SHARE, min(size, 2 ** (-(-n // mesh.size) - 1).bit_length())) * mesh.size
+    turn = lapack_turn if calls_lapack and _limits(shared) is ON_CPU else contextlib.nullcontext
     results = []
     for start in range(0, n, size):
         index = np.minimum(np.arange(start, start + size), n - 1)
-        out = apply(*to_device(jax.tree.map(lambda array, at=index: array[at], rows)))
+        block = to_device(jax.tree.map(lambda array, at=index: array[at], rows))
         count = min(size, n - start)
-        results.append(jax.tree.map(lambda leaf, c=count: np.asarray(leaf)[:c], out))
+        with turn():
+            results.append(jax.tree.map(lambda leaf, c=count: np.asarray(leaf)[:c], apply(*block)))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
 
 

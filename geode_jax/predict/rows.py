@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from geode_jax._checks import check_data, check_instance, check_integer
-from geode_jax._runtime.blas import one_blas_thread
+from geode_jax._runtime.blas import lapack_turn, one_blas_thread
 from geode_jax._runtime.devices import everywhere, mesh_of, on_one
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, ArrayLike
@@ -92,7 +92,8 @@ def of_features(posterior: Posterior) -> Nodes:
             dictionary, mesh = posterior.dictionary, mesh_of(posterior.dictionary)
             if mesh is not None:  # several devices could wait for each other in LAPACK
                 dictionary = on_one(dictionary, mesh)
-            found = jax.block_until_ready(Nodes.of(dictionary, jax.device_put(root.astype(posterior.dtype))))
+            with lapack_turn():
+                found = jax.block_until_ready(Nodes.of(dictionary, jax.device_put(root.astype(posterior.dtype))))
             if mesh is not None:
                 found = jax.device_put(found, everywhere(mesh))
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(found)):
