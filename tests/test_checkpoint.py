@@ -1,5 +1,6 @@
 """Fits that are killed go on where they were, to the same draws bit for bit; those that are interrupted end early."""
 
+import dataclasses
 import errno
 import json
 import signal
@@ -75,6 +76,8 @@ def test_only_the_same_fit_goes_on(data, tmp_path):
         (key, data + 1.0, OPTIONS),
         (key, data, {**OPTIONS, "dtype": "float64"}),
         (key, data, {**OPTIONS, "prior": geode_jax.Prior(tau_rate=0.1)}),
+        (key, data, {**OPTIONS, "dictionary": dataclasses.replace(DICTIONARY, parent_rows=2.0)}),
+        (key, data, {**OPTIONS, "sampler": dataclasses.replace(SAMPLER, adaptation=None)}),
     ]
     for other_key, x, options in others:
         with pytest.raises(ValueError, match=r"^checkpoint: .*another key, other data or other settings"):
@@ -265,7 +268,9 @@ def stopped(data, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("what", ["jax", "jaxlib", "geode_jax", "platform", "XLA_FLAGS"])
+@pytest.mark.parametrize(
+    "what", ["jax", "jaxlib", "geode_jax", "platform", "XLA_FLAGS", "jax_disable_most_optimizations"]
+)
 def test_a_fit_does_not_go_on_where_draws_would_differ(data, stopped, what):
     _changed_header(stopped / "chains.npz", lambda header: header["made_by"].update({what: "0.1"}))
     with pytest.raises(ValueError, match=rf"made with {what} 0\.1, and this is {what}"):
