@@ -68,6 +68,21 @@ def test_keys_of_one_seed_and_different_kinds_differ(tmp_path):
     assert len(found) == 3
 
 
+def test_data_are_read_in_parts(tmp_path, monkeypatch):
+    """Of any size, they belong to the same checkpoint, and every row counts."""
+
+    def digest(x):
+        with checkpoint.open_checkpoint(tmp_path, jax.random.key(0), [x], []) as kept:
+            return kept.digest
+
+    x = np.arange(30.0).reshape(10, 3)
+    others = [np.where(np.arange(10)[:, None] == row, -1.0, x) for row in range(10)]
+    whole = [digest(array) for array in (x, *others)]
+    assert len(set(whole)) == 11
+    monkeypatch.setattr(checkpoint, "DIGEST_BYTES", 3 * 24)
+    assert [digest(array) for array in (x, *others)] == whole
+
+
 def test_only_the_same_fit_goes_on(data, tmp_path):
     key = jax.random.key(1)
     geode_jax.fit(key, data, **OPTIONS, checkpoint=tmp_path / "of it")
