@@ -246,15 +246,15 @@ def test_search_by_what_is_observed():
     is_observed[::5, 4:] = False
     rows = np.arange(0, len(x), 5)
     training = Training(x, x.shape[1], folds, is_observed)
-    found = search_candidates(training, rows, partition, subspaces, 5)
+    found = search_candidates(training, rows, partition, subspaces, 3)
     mixture = cell_mixture(training, partition, subspaces)
     best = []
     for own in (training, training._replace(is_observed=None)):
         statistics = statistics_at(own, rows, subspaces, mixture.nodes)
         count = np.full(rows.size, 10 if own.is_observed is None else 4)
         scores = mixture.log_densities(HeldOutStatistics(mixture.nodes, *statistics, mixture.has_direction, count, 10))
-        best.append(mixture.nodes[scores.argmax(axis=0)])
-    assert (found == best[0][:, None]).any(axis=1).mean() > 0.99
+        best.append(np.sort(mixture.nodes[np.argsort(-scores.T, axis=1)[:, :3]], axis=1))
+    assert (found == best[0]).mean() > 0.99
     assert (best[0] != best[1]).mean() > 0.1
 
 

@@ -276,11 +276,13 @@ def test_rows_are_filled_in_parts(filled, monkeypatch):
     """Blocks of rows, and groups of systems of equations in each, fill as the whole does."""
     training, plan = filled
     fillers = fill._fillers(training)
+    (cells,), scales = fill.grow_trees()
+    monkeypatch.setattr(fill, "grow_trees", lambda *_: ([cells] * 2, scales))
     with jax_settings(np.float32):
-        whole = fill._fill(training, plan, [0], fillers, lambda *_: None)
+        whole = fill._fill(training, plan, [0, 1], fillers, lambda *_: None)
         monkeypatch.setattr(fill, "_LARGE_BLOCK", 16)
         monkeypatch.setattr(fill, "_SYSTEMS", 8)
-        parts = fill._fill(training, plan, [0], fillers, lambda *_: None)
+        parts = fill._fill(training, plan, [0, 1], fillers, lambda *_: None)
     np.testing.assert_allclose(parts, whole, atol=1e-5)
 
 
