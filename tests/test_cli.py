@@ -365,11 +365,20 @@ def test_some_columns_and_an_index(folder, capsys, data):
         status = run(["score", model, str(path), str(out), "--quiet", *options])
         return status, capsys.readouterr().err
 
-    for suffix, write in ((".csv", frame.to_csv), (".parquet", frame.to_parquet)):
+    expected = geode_jax.GeodeDensity.load(model).score_samples(numbers)
+    for suffix, write_to in ((".csv", pd.DataFrame.to_csv), (".parquet", pd.DataFrame.to_parquet)):
         path = folder / f"frame{suffix}"
-        write(path)
+        write_to(frame, path)
         assert score(path, "--columns", ",".join(NAMES)) == (0, "")
-        assert len(_read(out)) == 9
+        np.testing.assert_allclose(_read(out)[:, 0], expected, rtol=1e-5)
+        found = open_table(path, 4, choice=Choice(("e", "b", "f")))
+        assert found.names == ["e", "b", "f"]
+        np.testing.assert_array_equal(found.whole(), numbers[["e", "b", "f"]])
+        mixed = ["e", "b", "f", "a", "d", "c"]
+        assert "got another order" in score(path, "--columns", ",".join(mixed))[1]
+        write_to(frame[["city", *mixed]], path)
+        assert score(path, "--columns", ",".join(NAMES)) == (0, "")
+        np.testing.assert_allclose(_read(out)[:, 0], expected, rtol=1e-5)
         assert "expected different names" in score(path, "--columns", f"{NAMES[0]},{NAMES[0]}")[1]
         assert "found no 'village'" in score(path, "--columns", "village")[1]
         assert "pass --index" in score(path)[1]

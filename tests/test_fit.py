@@ -431,8 +431,11 @@ def test_kinds_of_input(data, kind):
 def test_types_of_input(data, dtype):
     x = (data > 40).astype(dtype) if dtype is bool else np.round(data).astype(dtype)
     before = x.copy()
-    fitted = _shared(x)
-    assert np.isfinite(geode_jax.log_density(fitted, x)).all()
+    fitted, expected = _shared(x), _shared(x.astype(np.float32))
+    np.testing.assert_array_equal(fitted.draws.log_joint, expected.draws.log_joint)
+    same = geode_jax.log_density(expected, x.astype(np.float32))
+    np.testing.assert_array_equal(geode_jax.log_density(fitted, x), same)
+    assert np.isfinite(same).all()
     np.testing.assert_array_equal(x, before)
 
 

@@ -276,8 +276,9 @@ def test_rows_are_filled_in_parts(filled, monkeypatch):
     """Blocks of rows, and groups of systems of equations in each, fill as the whole does."""
     training, plan = filled
     fillers = fill._fillers(training)
-    (cells,), scales = fill.grow_trees()
-    monkeypatch.setattr(fill, "grow_trees", lambda *_: ([cells] * 2, scales))
+    every = np.arange(90)
+    trees = [Partition(1, (every, every[:45], every[45:])), Partition(1, (every, every[::2], every[1::2]))]
+    monkeypatch.setattr(fill, "grow_trees", lambda *_: (trees, np.ones(6)))
     with jax_settings(np.float32):
         whole = fill._fill(training, plan, [0, 1], fillers, lambda *_: None)
         monkeypatch.setattr(fill, "_LARGE_BLOCK", 16)
