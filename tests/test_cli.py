@@ -60,6 +60,46 @@ def test_model_is_the_estimator(data, folder):
     assert model.feature_names_in_.tolist() == NAMES
 
 
+SIZES = ["--trees", "2", "--chains", "3", "--warmup", "4", "--draws", "5", "--max-rank", "2", "--depth", "1"]
+SIZES += ["--dtype", "float64", "--seed", "7", "--quiet"]
+
+
+def test_options_of_a_fit_are_parameters(folder, tmp_path):
+    def stopped(model, rows):
+        fitted.append((model.get_params(), rows.shape))
+        raise KeyboardInterrupt
+
+    fitted = []
+    arguments = ["fit", str(folder / "train.csv"), str(tmp_path / "none.npz")]
+    with mock.patch.object(geode_jax.GeodeDensity, "fit", stopped):
+        for options in ([*SIZES, "--checkpoint", str(tmp_path)], []):
+            assert run([*arguments, *options]) == 130
+    expected = geode_jax.GeodeDensity(
+        num_trees=2,
+        num_chains=3,
+        num_warmup=4,
+        num_samples=5,
+        max_rank=2,
+        depth=1,
+        dtype="float64",
+        checkpoint=tmp_path,
+        random_state=7,
+    )
+    usual = geode_jax.GeodeDensity(progress=True)
+    assert fitted == [(expected.get_params(), (90, 6)), (usual.get_params(), (90, 6))]
+
+
+@pytest.mark.slow
+def test_sizes_of_a_fit_are_as_asked_for(folder, capsys):
+    model = str(folder / "sized.npz")
+    assert run(["fit", str(folder / "train.csv"), model, *SIZES]) == 0
+    assert run(["info", model, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    told = ("trees", "chains_per_tree", "draws_per_chain", "directions_per_node", "depth", "precision")
+    assert [found[name] for name in told] == [2, 3, 5, 2, 1, "float64"]
+    assert geode_jax.GeodeDensity.load(model).posterior_.sampler_settings.num_warmup == 4
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_streams(folder, suffix, data):
     """Every format in and out, in chunks that do not divide the rows, is what the estimator says of the whole."""
