@@ -19,6 +19,7 @@ from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import membership
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
+from geode_jax.learning import candidate_search
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.evidence import HeldOutStatistics, cell_mixture, statistics_at
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
@@ -196,8 +197,8 @@ def _curve(num_rows=600):
 
 
 @pytest.mark.parametrize("width", [3, 5, 31])
-def test_search_finds_the_best_nodes(width):
-    """Against all nodes' scores: every row's best one, and nearly all of the best `width`."""
+def test_search_finds_the_best_nodes(width, monkeypatch):
+    """Against all nodes' scores: every row's best one, and nearly all of the best `width`. In parts, too."""
     x = _curve()
     folds = assign_folds(len(x), 4, np.random.default_rng(0))
     partition = partition_rows(x, neighbour_graph(x, 10, 0), 4, 10, 0)
@@ -205,6 +206,11 @@ def test_search_finds_the_best_nodes(width):
     rows = np.arange(0, len(x), 2)
     training = Training(x, 10, folds)
     found = search_candidates(training, rows, partition, subspaces, width)
+    for at_once, numbers in ((7, 10**6), (10**6, 70)):
+        monkeypatch.setattr(candidate_search, "SEARCHED_AT_ONCE", at_once)
+        monkeypatch.setattr(candidate_search, "_BLOCK_NUMBERS", numbers)
+        assert candidate_search.searched_at_once(training) == 7
+        np.testing.assert_array_equal(search_candidates(training, rows, partition, subspaces, width), found)
     mixture = cell_mixture(training, partition, subspaces)
     statistics = statistics_at(training, rows, subspaces, mixture.nodes)
     held_out = HeldOutStatistics(mixture.nodes, *statistics, mixture.has_direction, np.full(rows.size, 10), 10)
@@ -231,7 +237,7 @@ def test_as_many_candidates_as_are_asked_for(width):
 
 
 def test_search_by_what_is_observed():
-    """Hidden features leave the residual: rows that lack some go elsewhere, now and then."""
+    """Hidden features leave the residual and the count: the best nodes, of which some are others than of whole rows."""
     x = _curve()
     folds = assign_folds(len(x), 4, np.random.default_rng(0))
     partition = partition_rows(x, neighbour_graph(x, 10, 0), 3, 10, 0)
@@ -239,10 +245,17 @@ def test_search_by_what_is_observed():
     is_observed = np.ones(x.shape, bool)
     is_observed[::5, 4:] = False
     rows = np.arange(0, len(x), 5)
-    training = Training(x, x.shape[1], folds)
-    found = search_candidates(training._replace(is_observed=is_observed), rows, partition, subspaces, 2)
-    whole = search_candidates(training, rows, partition, subspaces, 2)
-    assert 0.5 < (found == whole).mean() < 1.0
+    training = Training(x, x.shape[1], folds, is_observed)
+    found = search_candidates(training, rows, partition, subspaces, 3)
+    mixture = cell_mixture(training, partition, subspaces)
+    best = []
+    for own in (training, training._replace(is_observed=None)):
+        statistics = statistics_at(own, rows, subspaces, mixture.nodes)
+        count = np.full(rows.size, 10 if own.is_observed is None else 4)
+        scores = mixture.log_densities(HeldOutStatistics(mixture.nodes, *statistics, mixture.has_direction, count, 10))
+        best.append(np.sort(mixture.nodes[np.argsort(-scores.T, axis=1)[:, :3]], axis=1))
+    assert (found == best[0]).mean() > 0.99
+    assert (best[0] != best[1]).mean() > 0.1
 
 
 def test_positions_that_int32_cannot_hold_are_refused(data, monkeypatch):

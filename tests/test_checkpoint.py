@@ -1,5 +1,6 @@
 """Fits that are killed go on where they were, to the same draws bit for bit; those that are interrupted end early."""
 
+import dataclasses
 import errno
 import json
 import signal
@@ -67,6 +68,21 @@ def test_keys_of_one_seed_and_different_kinds_differ(tmp_path):
     assert len(found) == 3
 
 
+def test_data_are_read_in_parts(tmp_path, monkeypatch):
+    """Of any size, they belong to the same checkpoint, and every row counts."""
+
+    def digest(x):
+        with checkpoint.open_checkpoint(tmp_path, jax.random.key(0), [x], []) as kept:
+            return kept.digest
+
+    x = np.arange(30.0).reshape(10, 3)
+    others = [np.where(np.arange(10)[:, None] == row, -1.0, x) for row in range(10)]
+    whole = [digest(array) for array in (x, *others)]
+    assert len(set(whole)) == 11
+    monkeypatch.setattr(checkpoint, "DIGEST_BYTES", 3 * 24)
+    assert [digest(array) for array in (x, *others)] == whole
+
+
 def test_only_the_same_fit_goes_on(data, tmp_path):
     key = jax.random.key(1)
     geode_jax.fit(key, data, **OPTIONS, checkpoint=tmp_path / "of it")
@@ -75,6 +91,8 @@ def test_only_the_same_fit_goes_on(data, tmp_path):
         (key, data + 1.0, OPTIONS),
         (key, data, {**OPTIONS, "dtype": "float64"}),
         (key, data, {**OPTIONS, "prior": geode_jax.Prior(tau_rate=0.1)}),
+        (key, data, {**OPTIONS, "dictionary": dataclasses.replace(DICTIONARY, parent_rows=2.0)}),
+        (key, data, {**OPTIONS, "sampler": dataclasses.replace(SAMPLER, adaptation=None)}),
     ]
     for other_key, x, options in others:
         with pytest.raises(ValueError, match=r"^checkpoint: .*another key, other data or other settings"):
@@ -265,7 +283,9 @@ def stopped(data, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("what", ["jax", "jaxlib", "geode_jax", "platform", "XLA_FLAGS"])
+@pytest.mark.parametrize(
+    "what", ["jax", "jaxlib", "geode_jax", "platform", "XLA_FLAGS", "jax_disable_most_optimizations"]
+)
 def test_a_fit_does_not_go_on_where_draws_would_differ(data, stopped, what):
     _changed_header(stopped / "chains.npz", lambda header: header["made_by"].update({what: "0.1"}))
     with pytest.raises(ValueError, match=rf"made with {what} 0\.1, and this is {what}"):

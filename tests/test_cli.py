@@ -60,6 +60,46 @@ def test_model_is_the_estimator(data, folder):
     assert model.feature_names_in_.tolist() == NAMES
 
 
+SIZES = ["--trees", "2", "--chains", "3", "--warmup", "4", "--draws", "5", "--max-rank", "2", "--depth", "1"]
+SIZES += ["--dtype", "float64", "--seed", "7", "--quiet"]
+
+
+def test_options_of_a_fit_are_parameters(folder, tmp_path):
+    def stopped(model, rows):
+        fitted.append((model.get_params(), rows.shape))
+        raise KeyboardInterrupt
+
+    fitted = []
+    arguments = ["fit", str(folder / "train.csv"), str(tmp_path / "none.npz")]
+    with mock.patch.object(geode_jax.GeodeDensity, "fit", stopped):
+        for options in ([*SIZES, "--checkpoint", str(tmp_path)], []):
+            assert run([*arguments, *options]) == 130
+    expected = geode_jax.GeodeDensity(
+        num_trees=2,
+        num_chains=3,
+        num_warmup=4,
+        num_samples=5,
+        max_rank=2,
+        depth=1,
+        dtype="float64",
+        checkpoint=tmp_path,
+        random_state=7,
+    )
+    usual = geode_jax.GeodeDensity(progress=True)
+    assert fitted == [(expected.get_params(), (90, 6)), (usual.get_params(), (90, 6))]
+
+
+@pytest.mark.slow
+def test_sizes_of_a_fit_are_as_asked_for(folder, capsys):
+    model = str(folder / "sized.npz")
+    assert run(["fit", str(folder / "train.csv"), model, *SIZES]) == 0
+    assert run(["info", model, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    told = ("trees", "chains_per_tree", "draws_per_chain", "directions_per_node", "depth", "precision")
+    assert [found[name] for name in told] == [2, 3, 5, 2, 1, "float64"]
+    assert geode_jax.GeodeDensity.load(model).posterior_.sampler_settings.num_warmup == 4
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_streams(folder, suffix, data):
     """Every format in and out, in chunks that do not divide the rows, is what the estimator says of the whole."""
@@ -177,12 +217,18 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, text("a;b;c;d;e;f\n1;2;3;4;5;6\n"), str(out)], "pass --delimiter ';'"),
         (["score", model, text("1,5;2,5;3,5;4,5;5,5;6,5\n"), str(out)], "--decimal , if numbers have commas"),
         (["score", model, text('a,b,c,d,e,f\n1,2,3,4,5,"6\n'), str(out)], "unexpected end of data"),
-        (["score", model, text("1,2,3,4,5,\x00\n"), str(out)], "error: "),
+        (
+            ["score", model, text("1,2,3,4,5,\x00\n"), str(out)],
+            r"line 1: expected names or numbers, got both ('\x00' is",
+        ),
         (["score", model, text("a,b,c,d,e,f\n"), str(out)], "expected rows, got none"),
         (["score", model, text("1,2,3,4,5,6\n"), str(out), "--delimiter", "ab"], "--delimiter: expected one character"),
-        (["score", model, str(folder / "damaged.parquet"), str(out)], "damaged.parquet: "),
+        (["score", model, str(folder / "damaged.parquet"), str(out)], "damaged.parquet: Couldn't deserialize"),
         (["score", model, str(folder / "flat.npy"), str(out)], "expected numbers of shape (n, D)"),
-        (["score", model, str(folder / "objects.npy"), str(out)], "objects.npy"),
+        (
+            ["score", model, str(folder / "objects.npy"), str(out)],
+            "objects.npy: Array can't be memory-mapped: Python objects",
+        ),
         (["score", model, str(folder / "two.npz"), str(out)], "one called X, got a, b"),
         (["score", model, str(folder / "words.parquet"), str(out)], "column 'a': expected numbers"),
         (["score", model, str(folder / "holes.csv"), str(out), "--novelty"], "NaN"),
@@ -196,7 +242,10 @@ def test_failures_are_one_line(folder, capsys):
         (["score", str(folder / "broken.npz"), str(folder / "holes.csv"), str(out)], "expected a file written by"),
         (["score", str(folder / "holes.npz"), str(folder / "holes.csv"), str(out)], "expected a file written by"),
         (["fit", str(folder / "train.csv"), str(folder / "no" / "m.npz")], "expected an .npz file in a folder"),
-        (["fit", text("1,2\n"), str(folder / "m.npz"), *FIT], "2"),
+        (
+            ["fit", text("1,2\n"), str(folder / "m.npz"), *FIT],
+            "1 sample(s) (shape=(1, 2)) while a minimum of 2 is required",
+        ),
     ]
     capsys.readouterr()
     for arguments, expected in cases:
@@ -365,11 +414,20 @@ def test_some_columns_and_an_index(folder, capsys, data):
         status = run(["score", model, str(path), str(out), "--quiet", *options])
         return status, capsys.readouterr().err
 
-    for suffix, write in ((".csv", frame.to_csv), (".parquet", frame.to_parquet)):
+    expected = geode_jax.GeodeDensity.load(model).score_samples(numbers)
+    for suffix, write_to in ((".csv", pd.DataFrame.to_csv), (".parquet", pd.DataFrame.to_parquet)):
         path = folder / f"frame{suffix}"
-        write(path)
+        write_to(frame, path)
         assert score(path, "--columns", ",".join(NAMES)) == (0, "")
-        assert len(_read(out)) == 9
+        np.testing.assert_allclose(_read(out)[:, 0], expected, rtol=1e-5)
+        found = open_table(path, 4, choice=Choice(("e", "b", "f")))
+        assert found.names == ["e", "b", "f"]
+        np.testing.assert_array_equal(found.whole(), numbers[["e", "b", "f"]])
+        mixed = ["e", "b", "f", "a", "d", "c"]
+        assert "got another order" in score(path, "--columns", ",".join(mixed))[1]
+        write_to(frame[["city", *mixed]], path)
+        assert score(path, "--columns", ",".join(NAMES)) == (0, "")
+        np.testing.assert_allclose(_read(out)[:, 0], expected, rtol=1e-5)
         assert "expected different names" in score(path, "--columns", f"{NAMES[0]},{NAMES[0]}")[1]
         assert "found no 'village'" in score(path, "--columns", "village")[1]
         assert "pass --index" in score(path)[1]

@@ -201,6 +201,14 @@ def test_the_numpyro_distribution_is_the_same(fits):
     assert jnp.isfinite(jax.grad(lambda x: found.log_prob(x))(fits.padded[complete][0])).all()
 
 
+def _images(ax, width):
+    """Centres of two nodes, (2, width), and their directions between -1 and 1, (directions, 2, width)."""
+    canvas = np.asarray(ax.images[0].get_array())[::3]
+    images = np.stack([canvas[:, first : first + width] for first in range(0, canvas.shape[1], width + 1)])
+    low, high = ax.images[0].get_clim()
+    return images[0], (2 * images[1:] - low - high) / (high - low)
+
+
 def test_pictures_are_of_the_same_nodes(fits):
     axes = Figure().subplots(1, 4)
     plots.cells(axes[0], fits.plain, fits.rows, features=(1, 3))
@@ -211,6 +219,14 @@ def test_pictures_are_of_the_same_nodes(fits):
         plots.cells(axes[1], fits.found, features=(int(fits.place[0]), int(fits.constant[0])))
     plots.dictionary_images(axes[2], fits.plain, (1, fits.place.size), nodes=[0, 1])
     plots.dictionary_images(axes[3], fits.found, (1, fits.padded.shape[1]), nodes=[0, 1])
+    (centres, directions), (padded, around) = (
+        _images(axes[2], fits.place.size),
+        _images(axes[3], fits.padded.shape[1]),
+    )
+    np.testing.assert_allclose(padded[:, fits.place], centres, rtol=1e-6)
+    np.testing.assert_allclose(padded[:, fits.constant], fits.padded[[0, 0]][:, fits.constant], rtol=1e-6)
+    np.testing.assert_allclose(around[..., fits.place], directions, atol=1e-5)
+    np.testing.assert_allclose(around[..., fits.constant], 0.0, atol=1e-9)
 
 
 def test_files_keep_them(fits, tmp_path):

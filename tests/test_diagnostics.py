@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import equinox as eqx
 import numpy as np
@@ -74,8 +75,20 @@ def test_slow_mixing_is_told(clean):
     for t in range(1, 400):
         slow[:, :, t] = 0.9 * slow[:, :, t - 1] + rng.normal(size=(2, 2))
     found = [entry for entry in diagnostics.diagnose(_with_log_joint(clean, slow)) if entry.quantity == "log joint"]
+    assert [entry.tree for entry in found] == [0, 1]
     # the true effective size of 800 draws of this process is 800 (1 - 0.9) / (1 + 0.9) = 42
     assert all(15 < entry.ess_bulk < 110 for entry in found)
+
+
+def test_few_effective_draws_are_told(clean):
+    """Where all halves of chains agree, but go slowly through what they agree on."""
+    wave = np.sin(2 * np.pi * np.arange(400) / 200) + 0.1 * clean.draws.log_joint
+    text = diagnostics.report(_with_log_joint(clean, wave))
+    for tree in range(2):
+        (told,) = re.findall(rf"tree {tree}, log joint: only (\d+) effective draws; raise num_samples", text)
+        assert 0 < int(told) < diagnostics.FEWEST_EFFECTIVE
+    assert "log joint: chains" not in text
+    assert "log joint" not in diagnostics.report(clean)
 
 
 def test_a_rank_that_is_cut_off_is_told(clean):

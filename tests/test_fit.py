@@ -20,8 +20,11 @@ from geode_jax.fitting import memory
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import chain as chain_module
 from geode_jax.gibbs import rank
+from geode_jax.model.dictionary import Dictionary
+from geode_jax.model.draw import Adaptation, Draw
+from geode_jax.model.found import Found
 from geode_jax.model.state import NodeSums
-from geode_jax.model.tree import tree_from_mask
+from geode_jax.model.tree import Tree, tree_from_mask
 
 TINY = geode_jax.SamplerSettings(num_warmup=10, num_samples=10, segment_length=10)
 
@@ -146,6 +149,76 @@ def test_thinning_keeps_every_other_sweep(data):
     np.testing.assert_array_equal(dense.draws.log_joint[:, :, 1::2], sparse.draws.log_joint)
 
 
+def test_thinned_draws_are_evenly_spaced(posterior):
+    """From the first to the last of every chain."""
+    numbers = 100 * np.arange(4).reshape(2, 2, 1) + np.arange(30)
+    numbered = eqx.tree_at(lambda it: it.draws.log_joint, posterior, numbers)
+    expected = [[0, 10, 19, 29, 100, 110, 119, 129], [200, 210, 219, 229, 300, 310, 319, 329]]
+    for num_draws in (7, 8):
+        thinned = numbered.thin(num_draws)
+        np.testing.assert_array_equal(thinned.log_joint, expected)
+        np.testing.assert_array_equal(thinned.log_sigma2[:, 1], posterior.draws.log_sigma2[:, 0, 10])
+    np.testing.assert_array_equal(numbered.thin(1).log_joint, [[0, 100], [200, 300]])
+    for num_draws in (None, 60, 1000):
+        np.testing.assert_array_equal(numbered.thin(num_draws).log_joint, numbers.reshape(2, 60))
+
+
+def test_summaries_of_draws_written_out():
+    """Two trees, two chains, two draws; a node is absent, and two never hold a row."""
+    is_present = jnp.array([[True, True, False], [True, True, True]])
+    tree = Tree(is_present, jnp.array([[False, True, False], [False, True, True]]), depth=1)
+    of_first = np.array([[[0.6, 0.4, 0.0], [0.9, 0.1, 0.0]], [[0.2, 0.8, 0.0], [0.5, 0.5, 0.0]]])
+    of_second = np.array([[[0.7, 0.2, 0.1], [0.4, 0.1, 0.5]], [[1.0, 0.0, 0.0], [0.1, 0.3, 0.6]]])
+    count = np.array([[[[6, 4, 0], [2, 8, 0]], [[5, 5, 0], [7, 3, 0]]], [[[10, 0, 0]] * 2] * 2])
+    dimension = [[[[0, 1, 2], [1, 1, 0]], [[1, 2, 0], [0, 1, 1]]], [[[2, 0, 0], [2, 1, 0]], [[2, 1, 0], [2, 2, 0]]]]
+    variance = np.array([[[4.0, 1.0], [16.0, 9.0]], [[1.0, 0.25], [4.0, 1.0]]])
+    with np.errstate(divide="ignore"):
+        log_weights = np.log(np.stack([of_first, of_second]))
+    directions, nothing = np.ones((2, 2, 2, 3, 2)), np.zeros((2, 2, 2))
+    arrays = {
+        "neg_log_u": directions,
+        "tau": directions,
+        "log_sigma2": np.log(np.stack([variance, 100.0 * variance])),
+        "log_weights": log_weights,
+        "log_stop_concentration": nothing,
+        "count": count,
+        "is_active": directions > 0,
+        "dimension": np.array(dimension),
+        "log_joint": nothing,
+    }
+    included = jnp.zeros((2, 2, 3, 2)).at[..., 0, 0].set(1.6).at[..., 1, 0].set(0.4).at[..., 0, 1].set(1.0)
+    found = geode_jax.Posterior(
+        dictionary=Dictionary(tree, jnp.zeros((2, 3, 3)), jnp.zeros((2, 3, 3, 2)), jnp.full((2, 3), 2)),
+        draws=Draw(**{name: jnp.asarray(values) for name, values in arrays.items()}),
+        adaptation=Adaptation(included, jnp.full((2, 2), 2.0)),
+        shift=np.zeros(3),
+        scale=np.array([1.0, 2.0, 4.0]),  # of geometric mean 2
+        dictionary_settings=DICTIONARY,
+        prior=geode_jax.Prior(),
+        sampler_settings=SAMPLER,
+        found=Found(2, None, 3, rank_limit=2),
+    )
+    sigma = np.array([[[4.0, 2.0], [8.0, 6.0]], [[2.0, 1.0], [4.0, 2.0]]])
+    weights = [[[[0.6, 0.4], [0.9, 0.1]], [[0.2, 0.8], [0.5, 0.5]]], [[[0.7, 0.3], [0.4, 0.6]], [[1, 0], [0.1, 0.9]]]]
+    nodes = [
+        [[0.65, 0.35, 0.0], [0.0, 0.75, 0.25], [np.nan, np.nan, np.nan]],
+        [[0.0, 0.0, 1.0], [0.25, 0.5, 0.25], [1.0, 0.0, 0.0]],
+    ]
+    for name, expected in {
+        "sigma": [sigma, 10.0 * sigma],
+        "scale_weights": weights,
+        "node_dimension_probabilities": nodes,
+        "intrinsic_dimension_probabilities": [13 / 80, 22 / 80, 45 / 80],
+        "inclusion_probabilities": [1.0, 0.5],
+    }.items():
+        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, err_msg=name)
+    assert found.intrinsic_dimension is None
+    assert dataclasses.replace(found, found=Found(2, None, 3, rank_limit=3)).intrinsic_dimension == 2
+    is_active = found.draws.is_active.at[0, :, :, 0, 1].set(False)
+    unadapted = eqx.tree_at(lambda it: (it.draws.is_active, it.adaptation.steps), found, (is_active, jnp.zeros((2, 2))))
+    np.testing.assert_allclose(unadapted.inclusion_probabilities, [1.0, 0.75])
+
+
 def test_rank_adaptation_stops_with_warmup(posterior):
     is_active = np.asarray(posterior.draws.is_active)
     assert (is_active == is_active[:, :, :1]).all()
@@ -164,7 +237,8 @@ def test_intrinsic_dimension_of_a_plane():
     assert fitted.intrinsic_dimension == 2  # of at most six
     assert (fitted.found.rank, fitted.found.rank_limit) == (2, 6)
     assert fitted.intrinsic_dimension_probabilities[2] > 0.95
-    np.testing.assert_array_less(fitted.inclusion_probabilities[2:], 0.05)
+    assert fitted.inclusion_probabilities.shape == (2,)
+    np.testing.assert_array_less(0.95, fitted.inclusion_probabilities)
 
 
 def test_dimension_odds():
@@ -357,8 +431,11 @@ def test_kinds_of_input(data, kind):
 def test_types_of_input(data, dtype):
     x = (data > 40).astype(dtype) if dtype is bool else np.round(data).astype(dtype)
     before = x.copy()
-    fitted = _shared(x)
-    assert np.isfinite(geode_jax.log_density(fitted, x)).all()
+    fitted, expected = _shared(x), _shared(x.astype(np.float32))
+    np.testing.assert_array_equal(fitted.draws.log_joint, expected.draws.log_joint)
+    same = geode_jax.log_density(expected, x.astype(np.float32))
+    np.testing.assert_array_equal(geode_jax.log_density(fitted, x), same)
+    assert np.isfinite(same).all()
     np.testing.assert_array_equal(x, before)
 
 

@@ -57,8 +57,9 @@ def test_intrinsic_dimension(ax, posterior, data):
 def test_scale_weights(ax, posterior):
     assert scale_weights(ax, posterior) is ax
     heights = [bar.get_height() for bar in ax.patches]
-    np.testing.assert_allclose(sum(heights), 1.0, rtol=1e-5)
-    assert len(heights) == posterior.dictionary.tree.num_scales
+    np.testing.assert_allclose(heights, posterior.scale_weights.mean(axis=(0, 1, 2)))
+    trees = [line.get_ydata() for line in ax.lines]
+    np.testing.assert_allclose(trees, posterior.scale_weights.mean(axis=(1, 2)))
 
 
 @ANY_NOISE_SLOW
@@ -97,10 +98,20 @@ def test_cells_in_three_dimensions(posterior, data):
 
 def test_dictionary_images(ax, posterior):
     assert dictionary_images(ax, posterior, (2, 3), nodes=[0, 1], num_directions=2) is ax
-    canvas = np.asarray(ax.images[0].get_array())
-    centre = posterior.shift + posterior.scale * np.asarray(posterior.dictionary.centres[0, 0])
-    np.testing.assert_allclose(canvas[:2, :3], centre.reshape(2, 3), rtol=1e-6)
-    np.testing.assert_allclose(np.abs(canvas[:2, 4:7] - canvas[canvas == canvas].mean()).max() > 0, True)
+    found, dictionary = np.asarray(ax.images[0].get_array()), posterior.dictionary
+    centres = posterior.shift + posterior.scale * np.asarray(dictionary.centres[0, :2])
+    middle, half = (centres.max() + centres.min()) / 2, (centres.max() - centres.min()) / 2
+    expected = np.full((6, 11), np.nan)
+    for node, centre in enumerate(centres):
+        top = slice(4 * node, 4 * node + 2)
+        expected[top, :3] = centre.reshape(2, 3)
+        for number in range(2):
+            direction = posterior.scale * np.asarray(dictionary.bases[0, node, :, number])
+            image = middle + half * direction / np.abs(direction).max()
+            expected[top, 4 * (number + 1) : 4 * (number + 1) + 3] = image.reshape(2, 3)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(ax.images[0].get_clim(), [centres.min(), centres.max()])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["node 0", "node 1"]
 
 
 def test_bad_dictionary_images(ax, posterior):

@@ -80,7 +80,9 @@ def _divided(x, sizes):
     return np.split(x, np.cumsum(sizes)[:-1])
 
 
-def test_what_processes_tell_each_other():
+@pytest.mark.parametrize("numbers_at_once", [2**22, 3 * 2])
+def test_what_processes_tell_each_other(numbers_at_once, monkeypatch):
+    monkeypatch.setattr("geode_jax.rows.processes.NUMBERS_AT_ONCE", numbers_at_once)
     rng = np.random.default_rng(0)
     sizes = (5, 0, 7, 1)
     x, counts = rng.normal(size=(13, 2)).astype(np.float32), np.array([[3, 0], [4, 0], [0, 1], [2, 2]])
@@ -589,8 +591,9 @@ def test_common_coordinates_of_classes(span):
 
 
 def test_rows_for_calibration_are_those_of_one_process(monkeypatch):
-    """Every third of each class: the same rows in the same order, with what belongs to them."""
+    """Every third of each class, and a quarter of these for the exponent: in the same order, with what is theirs."""
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 80)
+    monkeypatch.setattr(calibration, "PARTIAL_CALIBRATION_ROWS", 20)
     monkeypatch.setattr(
         calibration, "_best_exponent", lambda posterior, power, rows, own, optimism: (rows, own, optimism)
     )
@@ -608,9 +611,9 @@ def test_rows_for_calibration_are_those_of_one_process(monkeypatch):
         return power, rows, own, optimism
 
     expected = chosen(x, labels, ALONE)
-    np.testing.assert_array_equal(expected[1], x[np.argsort(labels, kind="stable")][::3])
-    np.testing.assert_array_equal(expected[2], np.sort(labels)[::3])
-    np.testing.assert_allclose(expected[3], expected[1][np.arange(80), expected[2]] - expected[1][:, 2])
+    np.testing.assert_array_equal(expected[1], x[np.argsort(labels, kind="stable")][::12])
+    np.testing.assert_array_equal(expected[2], np.sort(labels)[::12])
+    np.testing.assert_allclose(expected[3], expected[1][np.arange(20), expected[2]] - expected[1][:, 2])
     for found in _Together((100, 140))(lambda it: chosen(it.own_part(x), it.own_part(labels), it)):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other)

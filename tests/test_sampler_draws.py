@@ -19,7 +19,7 @@ from bugs import BUGS, caught_by
 from scipy import special, stats
 
 from geode_jax._runtime.jax_settings import jax_settings
-from geode_jax.gibbs import membership, noise, shrinkage, signal, tree_weights
+from geode_jax.gibbs import chain, membership, noise, rank, shrinkage, signal, tree_weights
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
 from geode_jax.gibbs.packing import packed, unpacked
 from geode_jax.gibbs.sweep import node_uniforms, sweep
@@ -595,3 +595,77 @@ def test_a_sweep_uses_the_uniform_variables_that_it_draws():
     assert (7,) in used
     with pytest.raises(ValueError, match="only 0 are left"):
         held[0].take(1)
+
+
+class _Levels(small.Uniforms):
+    """Uniform variables that are given."""
+
+    def __init__(self, *levels):
+        self._all, self._taken = jnp.asarray(levels, jnp.float32), 0
+
+
+def _state_of_ranks(variance, is_active, share):
+    """A state of nodes whose directions have these variances over the noise, and these shares when removed."""
+    shape = np.shape(variance)
+    return State(
+        node=jnp.zeros(1, jnp.int32),
+        logit_stop=jnp.zeros(shape[0]),
+        logit_right=jnp.zeros(shape[0]),
+        log_neg_log_u=jnp.log(jnp.log1p(jnp.asarray(variance))),
+        tau_excess=jnp.zeros(shape),
+        log_sigma2=jnp.zeros(1),
+        log_stop_concentration=jnp.zeros(()),
+        is_active=jnp.asarray(is_active),
+        log_ratio=jnp.log(jnp.asarray(share)),
+    )
+
+
+def test_directions_are_removed_and_return():
+    """Removed below the tolerance; of a node that keeps all of its own, one returns by the shares of the removed."""
+    yes, no = True, False
+    nodes = [  # variances, active directions, shares of removed ones, available directions, level of the choice
+        ([50.0, 0.04, 0.6], [yes, yes, yes], [1.0, 1.0, 1.0], [yes, yes, yes], 0.5),
+        ([50.0, 9.0, 9.0], [yes, no, no], [1.0, 0.1, 0.3], [yes, yes, yes], 0.2),
+        ([50.0, 9.0, 9.0], [yes, no, no], [1.0, 0.1, 0.3], [yes, yes, yes], 0.3),
+        ([50.0, 9.0, 0.04], [yes, no, yes], [1.0, 0.1, 1.0], [yes, yes, yes], 0.5),
+        ([50.0, 9.0, 9.0], [yes, no, no], [1.0, 0.9, 1e-6], [yes, no, yes], 0.1),
+    ]
+    variance, is_active, share, is_available, level = (list(column) for column in zip(*nodes, strict=True))
+    state = _state_of_ranks(variance, is_active, share)
+    settings = RankAdaptation(intercept=-1.0, slope=-0.01, tolerance=0.01)
+
+    def adapted(first):
+        return rank.adapt(_Levels(first, *level), state, jnp.asarray(is_available), jnp.asarray(100), settings)
+
+    found, is_taken, has_passed = adapted(0.13)  # below exp(-1 - 0.01 * 100) = 0.135
+    assert is_taken
+    expected = [[yes, no, yes], [yes, yes, no], [yes, no, yes], [yes, no, no], [yes, no, yes]]
+    np.testing.assert_array_equal(found.is_active, expected)
+    passed = [[yes, no, yes], [yes, no, no], [yes, no, no], [yes, no, no], [yes, no, no]]
+    np.testing.assert_array_equal(has_passed, passed)
+    share[0][1] = share[3][2] = 0.04 / 50.0
+    np.testing.assert_allclose(np.exp(found.log_ratio), share, rtol=1e-5)
+    kept, is_taken, has_passed = adapted(0.14)
+    assert not is_taken
+    np.testing.assert_array_equal(has_passed, passed)
+    jax.tree.map(np.testing.assert_array_equal, kept, state)
+
+
+def test_adaptation_steps_that_count():
+    """Those of the second half of warm-up; ranks change in all of warm-up, and not after it."""
+    problem, state = _setting(np.float32)
+    sums = small.sums_of(problem, state)
+    state = eqx.tree_at(lambda it: it.log_neg_log_u, state, state.log_neg_log_u.at[0].set(jnp.array([1.0, -20.0, 0.5])))
+    always, ranks = RankAdaptation(intercept=0.0, slope=0.0), []
+    now = Chain(state, sums, Adaptation(jnp.zeros_like(state.tau_excess), jnp.zeros(())))
+    advance = jax.jit(lambda now, index: step(jax.random.key(0), problem, jnp.asarray(5), always, now, index))
+    with mock.patch.object(chain, "sweep", lambda key, state, sums, *_: (state, sums)):
+        for index in range(8):
+            now = advance(now, jnp.asarray(index))
+            ranks.append((int(now.adaptation.steps), now.state.is_active[0].tolist()))
+    # the second direction is below the tolerance: it returns on trial, and is removed again
+    without, on_trial = [True, False, True], [True, True, True]
+    expected = [on_trial, without, on_trial, without, *[on_trial] * 4]
+    assert ranks == list(zip([0, 0, 0, 1, 2, 2, 2, 2], expected, strict=True))
+    share = sums.count[0] / sums.count.sum()
+    np.testing.assert_allclose(now.adaptation.included[0], 2 * share * np.array(without), rtol=1e-6)

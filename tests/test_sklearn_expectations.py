@@ -74,7 +74,7 @@ def test_complete_rows_come_back(imputer, data):  # test_iterative_imputer_no_mi
     np.testing.assert_array_equal(imputer.transform(data), data)
 
 
-def test_missing_at_transform_only(density, data):  # test_iterative_imputer_missing_at_transform
+def test_missing_at_transform_only(data):  # test_iterative_imputer_missing_at_transform
     fitted = GeodeImputer(**QUICK).fit(data)
     new = data[:5].copy()
     new[:, 3] = np.nan

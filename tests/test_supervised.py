@@ -332,6 +332,75 @@ def test_missing_labels(labels):
         geode_jax.GeodeClassifier(**OPTIONS).fit(np.arange(8.0).reshape(4, 2), labels)
 
 
+def test_scores_that_are_interrupted_leave_the_estimator_as_it_was(linear, monkeypatch):
+    """They follow the fit: its posterior would stay beside the earlier one's scores."""
+    X, model = linear[0][:90], geode_jax.GeodeDensity(**QUICK)
+    scores = mock.Mock(side_effect=[KeyboardInterrupt, np.zeros(90), KeyboardInterrupt])
+    monkeypatch.setattr("geode_jax.estimators.density.held_out_log_density", scores)
+    monkeypatch.setattr(GeodeEstimator, "_fit_forest", lambda *_: (mock.Mock(), mock.Mock()))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X)
+    with pytest.raises(NotFittedError):
+        model.score_samples(X)
+    before = vars(model.fit(X)).copy()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X[:, :2])
+    assert vars(model).keys() == before.keys()
+    assert all(vars(model)[name] is value for name, value in before.items())
+
+
+def test_parameters_are_settings():
+    """Of all estimators; other settings are those of the functional core."""
+    shrinkage = geode_jax.PublishedShrinkage()
+    sizes = {"num_warmup": 7, "num_samples": 5, "num_chains": 3}
+    given = {"max_rank": 4, "depth": 1, "num_trees": 2, "cross_fit": 3, "feature_noise": False, "shrinkage": shrinkage}
+    dictionary = geode_jax.DictionarySettings(
+        max_rank=4, depth=1, num_trees=2, cross_fit=geode_jax.CrossFit(3), feature_noise=None
+    )
+    for kind in (geode_jax.GeodeDensity, geode_jax.GeodeImputer, geode_jax.GeodeRegressor):
+        model = kind(**given, **sizes)
+        assert model._dictionary_settings() == dictionary
+        assert model._sampler_settings() == geode_jax.SamplerSettings(**sizes, shrinkage=shrinkage)
+        assert kind()._dictionary_settings() == geode_jax.DictionarySettings()
+        assert kind()._sampler_settings() == geode_jax.SamplerSettings()
+        assert kind(cross_fit=None)._dictionary_settings().cross_fit is None
+
+
+def test_parameters_of_a_classifier(labelled):
+    """All that it hands to fit_classes."""
+    X, y = labelled
+    given = {
+        "priors": [0.2, 0.3, 0.5],
+        "span_rank": 7,
+        "calibrate": False,
+        "dtype": "float64",
+        "prior": geode_jax.Prior(tau_rate=2.0),
+    }
+    more = {"num_trees": 2, "cross_fit": 3, "num_warmup": 7, "num_samples": 5, "num_chains": 3, "random_state": 0}
+    with mock.patch("geode_jax.estimators.classifier.fit_classes") as fit_classes:
+        model = geode_jax.GeodeClassifier(**given, **more, checkpoint="kept").fit(X, y)
+        assert model.posterior_ is fit_classes.return_value
+        geode_jax.GeodeClassifier(span_rank=None, random_state=0).fit(X, y)
+    (_, data, labels), options = fit_classes.call_args_list[0]
+    np.testing.assert_array_equal(data, X)
+    np.testing.assert_array_equal(labels, np.repeat([1, 0, 2], [45, 40, 35]))
+    span, folds = geode_jax.SharedSpan(7), geode_jax.CrossFit(3)
+    assert options == {
+        "class_probabilities": [0.2, 0.3, 0.5],
+        "dictionary": geode_jax.DictionarySettings(num_trees=2, cross_fit=folds, shared_span=span),
+        "prior": geode_jax.Prior(tau_rate=2.0),
+        "sampler": geode_jax.SamplerSettings(num_warmup=7, num_samples=5, num_chains=3),
+        "calibrate": False,
+        "dtype": "float64",
+        "progress": False,
+        "checkpoint": "kept",
+        "mesh": None,
+    }
+    options = fit_classes.call_args.kwargs
+    assert options["dictionary"].shared_span is None
+    assert (options["class_probabilities"], options["calibrate"], options["dtype"]) == (None, True, "float32")
+
+
 def test_parameters_of_numpy():
     model = geode_jax.GeodeDensity(**OPTIONS, feature_noise=np.False_)
     assert model._dictionary_settings().feature_noise is None
