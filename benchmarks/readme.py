@@ -120,10 +120,10 @@ OLDER = (
     " which changes they lack. The others would come out the same today, but for rounding.",
     "",
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
-    " `candidates`, `stage_one`, `proofs`, and `scenarios` with 10,000 and 15,000 features.",
+    " `stage_one`, `proofs`, and `scenarios` with 10,000 and 15,000 features.",
     "- Refined cuts: iris and the curved sheet in `gpu`.",
-    "- Held-out rows that judge a span, a noise covariance or units without their own part in the variances:"
-    " `mixed_units` and `refined_cuts`.",
+    "- Held-out rows no longer count in the variances by which a span, a noise covariance or units are judged:"
+    " `refined_cuts`.",
     "- The centre of a cell whose rows are all of one fold (few of the smallest cells), and, where classes have missing"
     " values, first fills about the means of a class: every table of fits.",
     "- Features that never vary left out: digits, of which three of 64 never do, in `dimension` and `contention`.",
