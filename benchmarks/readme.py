@@ -402,7 +402,10 @@ def _section(experiment: ModuleType) -> list[str]:
     name = experiment.__name__.rpartition(".")[2]
     others = {other.__name__.rpartition(".")[2] for other in EXPERIMENTS} - {name}
     records = [load(path.stem) for path in sorted(RESULTS.glob(f"{name}*.json")) if path.stem not in others]
-    commands = {_whole_command(record["command"]): record["date"] for record in records}
+    commands: dict[str, str] = {}
+    for record in records:
+        command = _whole_command(record["command"])
+        commands[command] = max(record["date"], commands.get(command, ""))
     told = "; ".join(f"`{command}`, {date}" for command, date in commands.items())
     return [*experiment.tables(), "", f"*{told}.*", ""]
 

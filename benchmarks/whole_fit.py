@@ -24,7 +24,6 @@ from benchmarks.real_data import patches
 from benchmarks.tables import load, table
 from geode_jax.demo.baselines import fit_gaussian_mixture, fit_probabilistic_pca
 
-# Seconds that the first fit in a process may take on two cores.
 DATA = ("iris", "digits", "Frey faces", "China, 18 x 18, colour", "curved sheet")
 MOST_FILLED = 200
 

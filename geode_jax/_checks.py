@@ -110,7 +110,7 @@ def check_columns(X: Any, name: str = "X") -> None:
     else:
         kind = _kind_of_array(X)
         if kind is not None:
-            raise TypeError(f"{name}: expected numbers, got dtype {kind}; encode it as numbers")
+            raise TypeError(f"{name}: expected numbers, got {kind}; encode it as numbers")
         return
     bad = [f"{column!r} ({kind})" for column, kind in kinds if kind is not None]
     if bad:
@@ -125,7 +125,8 @@ def _kind_of_array(X: Any) -> str | None:
     """What is wrong with an array, or a single column, None if nothing that other checks would not find."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(X, pandas.Series):
-        return _pandas_kind(X, X.dtype)
+        found = _pandas_kind(X, X.dtype)
+        return found if found in (None, "text") else f"dtype {found}"
     if isinstance(X, list | tuple):
         with contextlib.suppress(TypeError, ValueError):  # ragged lists
             X = np.asarray(X)
@@ -133,7 +134,7 @@ def _kind_of_array(X: Any) -> str | None:
     kind, is_temporal = getattr(dtype, "kind", ""), getattr(dtype, "is_temporal", bool)  # the latter of polars
     if kind == "O":
         return _kind_of_objects(np.ravel(X))
-    return str(dtype) if is_temporal() or kind in ("m", "M", "U", "S") else None
+    return f"dtype {dtype}" if is_temporal() or kind in ("m", "M", "U", "S") else None
 
 
 def _kind_of_objects(values: np.ndarray) -> str | None:
@@ -164,7 +165,7 @@ def _pandas_kind(column: Any, dtype: Any) -> str | None:
         return kind if dtype.kind == "O" and categories is None else str(dtype)
     try:
         column.to_numpy(dtype=float, na_value=np.nan)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return str(dtype)
     return None
 

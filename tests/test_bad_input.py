@@ -42,7 +42,7 @@ FIT_CASES = {
     "text among objects": (
         np.array([[1, "2"], [2, 3]], dtype=object),
         TypeError,
-        "X: expected numbers, got dtype text",
+        "X: expected numbers, got text",
     ),
     "ragged": ([[1.0, 2.0], [3.0]], ValueError, "X: expected a rectangular array of numbers, got list"),
     "dates": (np.array([["2020-01-01"]] * 3, dtype="M8[D]"), TypeError, "X: expected numbers, got dtype datetime64"),

@@ -70,10 +70,13 @@ def test_blocks_that_overlap_in_several_threads(first_out):
 def test_threads_take_turns_in_lapack(calls_lapack):
     """Two calls of it at once can block all threads of XLA, and nothing would ever end."""
     both = threading.Barrier(2)
+    met: list = []
+    entered: list = []
 
     def meet(x):
+        entered.append(True)
         with contextlib.suppress(threading.BrokenBarrierError):
-            both.wait(0.5)
+            both.wait(0.5 if calls_lapack else 20.0)
             met.append(True)
         return x
 
@@ -81,12 +84,13 @@ def test_threads_take_turns_in_lapack(calls_lapack):
         with jax_settings("float32"):
             map_row_blocks(meet, (), np.zeros((3, 2), np.float32), bytes_per_row=8, calls_lapack=calls_lapack)
 
-    met: list = []
     workers = [threading.Thread(target=work) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(10)
+        worker.join(30)
+        assert not worker.is_alive()
+    assert len(entered) == 2
     assert bool(met) != calls_lapack
 
 

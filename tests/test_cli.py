@@ -203,7 +203,7 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, text("0,1,2,3,4,5\n1,2,3,4,5,6\n"), str(out)], "pass --header or --no-header"),
         (["score", model, text(",0,1,2,3,4,5\n0,1,2,3,4,5,6\n"), str(out)], "pass --header or --no-header"),
         *(
-            (["score", model, text(f"{names}\n0.1,0.2,0.3,0.4,0.5,0.6\n"), str(out)], "pass --header or --no-header")
+            (["score", model, text(f"{names}\n0,0.2,0.3,0.4,0.5,0.6\n"), str(out)], "pass --header or --no-header")
             for names in (
                 "400,402,404,406,408,412",
                 "6,5,4,3,2,1",

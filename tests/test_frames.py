@@ -87,7 +87,7 @@ def test_missing_objects_are_nan():
     frame = pd.DataFrame({"a": pd.Series([1, 2, None], dtype=object), "b": pd.Series([pd.NA, 3.0, 5.0], dtype=object)})
     for X in (objects, objects.tolist(), frame, frame.assign(b=frame.b.astype("Float64"))):
         np.testing.assert_array_equal(check_data(X, allow_nan=True), expected)
-    for X in (objects, frame):
+    for X in (objects, objects.tolist(), frame):
         np.testing.assert_array_equal(np.asarray(missing_as_nan(X), float), expected)
 
 

@@ -426,7 +426,7 @@ def test_randomised_subspaces(monkeypatch):
     assert linalg.subspace_angles(found.bases[0, 0], _oracle(x, 5)[1]).max() < 1e-3
 
 
-def test_large_cells_of_a_view_are_read_a_few_rows_at_a_time(monkeypatch):
+def test_large_cells_of_a_file_are_read_a_few_rows_at_a_time(tmp_path, monkeypatch):
     """Rows of a file may be larger than memory, and each of the holdouts would hold a copy."""
     sizes = []
 
@@ -442,7 +442,9 @@ def test_large_cells_of_a_view_are_read_a_few_rows_at_a_time(monkeypatch):
     x = rng.normal(size=(300, 5)) @ rng.normal(size=(5, 150)) + 0.01 * rng.normal(size=(300, 150))
     folds, cells = np.arange(300) % 3, Partition(1, (np.arange(300), np.arange(180), np.arange(180, 300)))
     options = SubspaceOptions(5, 0, 2.0)
-    found = learn_subspaces(Counted(x, np.ones(150)), cells, options, folds)
+    np.save(tmp_path / "x.npy", x)
+    file = np.load(tmp_path / "x.npy", mmap_mode="r")
+    found = learn_subspaces(Counted(View(file, np.ones(150)), np.ones(150)), cells, options, folds)
     assert max(sizes) == 20
     expected = learn_subspaces(x, cells, options, folds)
     np.testing.assert_allclose(found.centres, expected.centres, atol=1e-12)

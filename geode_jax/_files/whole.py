@@ -27,9 +27,9 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     partial = target.with_name(f"{target.name}.{_HOST}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         yield partial
+        _flush(partial, os.O_RDWR)  # Windows flushes what may be written only
         if mode is not None:
             os.chmod(partial, stat.S_IMODE(mode))
-        _flush(partial, os.O_RDWR)  # Windows flushes what may be written only
         os.replace(partial, target)
         with contextlib.suppress(OSError):  # Windows, and file systems that flush no folders
             _flush(target.parent, os.O_RDONLY)

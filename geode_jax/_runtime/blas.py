@@ -5,8 +5,8 @@ of these small problems over its thread pool. Where other processes use the same
 other, and the work can take many times as long (`python -m benchmarks run contention` measures it).
 
 The threads of XLA's pool that make such a call wait for others of the pool. With as many calls at once as the pool has
-threads, which on two cores are two, all wait for ever (seen with jaxlib 0.10.2). So threads of the user that predict at
-the same time take turns.
+threads, which on two cores are two, all wait for ever (seen with jaxlib 0.10.2). So threads of the user that fit or
+predict at the same time take turns: of fits by segments, of predictions by blocks.
 """
 
 import contextlib
@@ -44,9 +44,12 @@ _turn = threading.RLock()
 
 
 @contextlib.contextmanager
-def lapack_turn() -> Iterator[None]:
-    """Run a compiled program that calls LAPACK on the CPU, and wait for its results, while no other thread does."""
-    with _turn, one_blas_thread():
+def lapack_turn(platform: str) -> Iterator[None]:
+    """Run a compiled program that may call LAPACK, and wait for its results, while no other thread does.
+
+    `platform`: that of the devices; only on a CPU does LAPACK do it.
+    """
+    with _turn if platform == "cpu" else contextlib.nullcontext(), one_blas_thread():
         yield
 
 

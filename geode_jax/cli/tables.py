@@ -168,7 +168,7 @@ def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Tabl
         second = next(rows, None)
         num_lines = 1 + (second is not None) + sum(1 for _ in rows)
     example = first if second is None else second
-    has_names = _has_names(first, path, text)
+    has_names = _has_names(first, second, path, text)
     names = [cell.strip() for cell in first] if has_names else None
     if names is not None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -194,7 +194,7 @@ def _lines(file: Any, text: TextFormat) -> Any:
     return csv.reader(file, delimiter=text.delimiter or ",", strict=True)
 
 
-def _has_names(first: Sequence[str], path: Path, text: TextFormat) -> bool:
+def _has_names(first: Sequence[str], second: Sequence[str] | None, path: Path, text: TextFormat) -> bool:
     """Whether the first line holds names; an error where that cannot be told."""
     if text.has_header is not None:
         return text.has_header
@@ -210,7 +210,7 @@ def _has_names(first: Sequence[str], path: Path, text: TextFormat) -> bool:
             f"{path}, line 1: expected names or numbers, got both ({which!r} is no number); if these are names, pass"
             " --header"
         )
-    if _may_be_names(first, [np.nan if number is None else number for number in numbers]):
+    if _may_be_names(first, [np.nan if number is None else number for number in numbers], second):
         raise TableError(
             f"{path}, line 1: expected names or the first row, and cannot tell which {', '.join(first[:3])}, ... are;"
             " pass --header or --no-header"
@@ -218,17 +218,17 @@ def _has_names(first: Sequence[str], path: Path, text: TextFormat) -> bool:
     return False
 
 
-def _may_be_names(first: Sequence[str], numbers: list[float]) -> bool:
+def _may_be_names(first: Sequence[str], numbers: list[float], second: Sequence[str] | None) -> bool:
     """Whether numbers in the first line look like names: wavelengths, years, or those that pandas gives.
 
-    Under no name, as pandas leaves its index, integers that rise or fall; else four such, or three numbers at the same
-    distance from each other. So do words for missing values alone.
+    So do four integers that rise or fall, or three numbers at the same distance from each other; two integers after an
+    empty cell above a whole number, which pandas leaves above its index; and words for missing values alone.
     """
     if np.isnan(numbers).all():
         return any(cell.strip() for cell in first)
-    has_blank = not first[0].strip()
+    has_blank = not first[0].strip() and (second is None or second[0].strip().isdecimal())
     named = np.array(numbers[has_blank:])
-    if len(first) < 2 or np.isnan(named).any():
+    if len(first) < 2 or not np.isfinite(named).all():
         return False
     if named.tolist() == [*range(named.size)]:
         return True
@@ -236,7 +236,7 @@ def _may_be_names(first: Sequence[str], numbers: list[float]) -> bool:
     if steps.size == 0 or not ((steps > 0).all() or (steps < 0).all()):
         return False
     are_integers = bool((named == np.round(named)).all())
-    is_even = bool(np.allclose(steps, steps[0], rtol=1e-3))
+    is_even = bool(np.allclose(steps, steps[0], rtol=1e-3, atol=0.0))
     return (are_integers and named.size >= (2 if has_blank else 4)) or (is_even and named.size >= 3)
 
 

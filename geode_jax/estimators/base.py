@@ -128,6 +128,8 @@ class GeodeEstimator(BaseEstimator):
         attributes = {name: encode(getattr(self, name)) for name in self._saved if hasattr(self, name)}
         own = {"format": _FORMAT, "version": _FORMAT_VERSION, "class": type(self).__name__}
         if output := getattr(self, _OUTPUT, None):
+            if output.get("transform") not in _OUTPUTS:
+                raise TypeError(f"set_output: expected one of {', '.join(_OUTPUTS)} to save, got {output!r}")
             own["output"] = output
         write_archive(path, {**own, "parameters": parameters, "attributes": attributes, "model": header}, arrays)
 

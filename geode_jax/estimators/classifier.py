@@ -199,6 +199,8 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
 
 def _check_given(y: ArrayLike) -> None:
     """Raise ValueError if labels are missing, where they are objects: scikit-learn would compare them."""
+    if y is None:
+        return  # scikit-learn has a message of its own
     if np.ma.is_masked(y):
         raise ValueError(f"y: expected a label for every row, got {int(np.ma.getmaskarray(y).sum())} masked ones")
     labels = without_na(np.asarray(y, dtype=None if hasattr(y, "dtype") else object))

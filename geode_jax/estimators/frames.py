@@ -1,5 +1,6 @@
 """Tables in, with one kind of missing value, and the same kind of table out as went in."""
 
+import contextlib
 import sys
 from typing import Any
 
@@ -14,6 +15,9 @@ def missing_as_nan(X: Any) -> Any:
     scikit-learn reads what is under the mask, and has no number for pd.NA.
     """
     X = unmasked(X)
+    if isinstance(X, list | tuple):
+        with contextlib.suppress(ValueError):  # ragged lists are left to scikit-learn
+            X = array if (array := np.asarray(X)).dtype.kind == "O" else X
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(X, pandas.Series):
         return X.to_numpy(dtype=np.float64, na_value=np.nan) if X.dtype.kind == "O" else X

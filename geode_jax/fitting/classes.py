@@ -255,7 +255,7 @@ def _keep_coordinates(kept: Checkpoint, frame: Frame, reduction: Reduction | Non
     """Save the coordinates common to all classes; ValueError if the classes of an earlier run were learned in others.
 
     They are found anew by a fit that goes on, which another machine, or other versions of NumPy or SciPy, may do
-    otherwise: a direction may change its sign.
+    otherwise: a direction may change its sign. Differences of rounding, up to `SAME_COORDINATES`, are let pass.
     """
     own = {"shift": frame.shift, "scale": frame.scale, **({} if reduction is None else reduction._asdict())}
     found = kept.read("coordinates")

@@ -31,7 +31,6 @@ def bytes_needed(
     copied = is_copied * itemsize * (plan.num_rows if is_wide else plan.num_features)
     graph = plan.tree_rows * (copied + 24 * plan.tree.num_neighbors)
     draws = nodes * sampler.num_chains * sampler.num_samples
-    # a sweep of every chain has the rows' statistics at their nodes, and the scores of all nodes a row may be at
     # the rows, and a copy whitened for one dictionary at a time
     noise = plan.request.noise_covariance
     has_none = noise is None or plan.num_features > noise.max_features or (is_mapped and is_divided)
@@ -49,6 +48,7 @@ def bytes_needed(
         "dictionaries": itemsize * (nodes * ((plan.num_holdouts - 1) * coordinates + kept) * (rank + 1) + of_space),
         "trees": places + graph,
         "statistics": of_pair * pairs,
+        # a sweep of every chain has the rows' statistics at their nodes, and the scores of all nodes a row may be at
         "chains": itemsize * num_trees * sampler.num_chains * num_rows * (rank + width),
         "draws": draws * (2 * itemsize + 1) * rank,
     }

@@ -204,7 +204,7 @@ def _of_block(
         here, padded = members[members >= 0], np.maximum(members, 0)
         one = PartialRows(**jax.device_put(jax.tree.map(lambda leaf, at=number: leaf[at : at + 1], reduced)))
         tables = [table[place[padded]] for table in parameters] + [level[padded], normal[padded, :rank]]
-        with lapack_turn():
+        with lapack_turn(jax.default_backend()):
             found = jax.tree.map(np.asarray, _conditional(one, *(table.astype(x.dtype) for table in tables)))
         for store, leaf in zip(stores, found, strict=True):
             store[here] = leaf[: here.size]

@@ -170,7 +170,7 @@ def run_chains(
     """
     drop_programs_if_many()
     # a sweep factors matrices only if rows have missing features
-    limit = contextlib.nullcontext if problems.partial is None else lapack_turn
+    limit = contextlib.nullcontext if problems.partial is None else partial(lapack_turn, jax.default_backend())
     with limit():
         run = _Run(key, problems, settings, checkpoint, mesh, processes)
     try:
@@ -181,9 +181,9 @@ def run_chains(
                 on_segment(min(run.done, run.total), run.total)
     except KeyboardInterrupt:
         if run.kept and processes.is_alone:  # processes may have kept different numbers of draws
-            raise Interrupted(run.samples()) from None
+            raise Interrupted(run.take_samples()) from None
         raise
-    return run.samples()
+    return run.take_samples()
 
 
 class _Run:
@@ -339,7 +339,7 @@ class _Run:
             is_short=self.is_short,
         )
 
-    def samples(self) -> Samples:
+    def take_samples(self) -> Samples:
         """The draws kept so far, which the run then no longer holds: a second copy might not fit."""
         by_leaf = list(zip(*(jax.tree.leaves(draws) for draws in self.kept), strict=True))
         structure = jax.tree.structure(self.kept[0])

@@ -222,9 +222,10 @@ class PosteriorPredictive(Distribution):
 
     def _relative_to_shift(self, value: Any) -> Float[Array, "*batch D"]:
         """``value - shift`` from the leading digits of both, whose difference is exact, and from what these leave."""
-        left = jnp.zeros((), self.shift.dtype)
+        left, dtype = jnp.zeros((), self.shift.dtype), self.shift.dtype
         if isinstance(value, np.ndarray) and value.dtype == np.float64:
-            left = jnp.asarray(value - value.astype(self.shift.dtype))
+            value = np.clip(value, np.finfo(dtype).min, np.finfo(dtype).max)
+            left = jnp.asarray((value - value.astype(dtype)).astype(dtype))
         return (jnp.asarray(value) - self.shift) + (left - self.rest)
 
     def sample(self, key: KeyArray, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*sample D"]:

@@ -31,7 +31,7 @@ from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, Parts, each_fold, kept_rows
 from geode_jax.rows.processes import ALONE, NUMBERS_AT_ONCE, Processes
 from geode_jax.rows.products import BY_NUMPY, Products
-from geode_jax.rows.view import Rows
+from geode_jax.rows.view import Rows, is_in_memory
 
 # Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
 # randomised SVD (and one matrix serves all folds).
@@ -360,7 +360,7 @@ class _Cells:
         kept, seed = self._kept(node), self._seed + node
         by_mask: Callable[[np.ndarray, Spectrum], Cell]
         if min(size, x.shape[1]) > EXACT_MAX_SIDE:
-            if self._processes.is_alone and isinstance(x, np.ndarray):
+            if self._processes.is_alone and is_in_memory(x):
                 by_mask = functools.partial(_randomised, x, rows, rank, seed)
             else:  # rows of files may be larger than memory
                 by_mask = functools.partial(_randomised_in_blocks, x, rows, rank, seed, self._processes)

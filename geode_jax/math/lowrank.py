@@ -17,7 +17,7 @@ be, and the Cholesky factor of M always exists.
 On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the calling
 thread. Two calls that do not depend on each other may run at once, block all threads of a small pool, and deadlock
 (seen with jaxlib 0.10.2 on 2 cores). So every function here is one chain of dependent calls, and callers must not run
-two chains in parallel. Loops do not keep them apart: XLA takes out those of one round. Where the data would not, a zero
+two chains in parallel. Loops do not keep them apart: XLA takes out those of one round. Where the data would not, a one
 that XLA cannot know beforehand does (:func:`_one_after`); `tests/test_lapack_chain.py` looks at what XLA has compiled.
 """
 

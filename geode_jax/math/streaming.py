@@ -45,10 +45,10 @@ def block_size(bytes_per_row: int, limits: Limits) -> int:
     return min(limits.rows, max(limits.enough, fitting(limits.memory)), fitting(limits.most_memory))
 
 
-def _limits(shared: object) -> Limits:
-    """Those of the devices that hold the arrays; of JAX's default device if there are none."""
+def _platform(shared: object) -> str:
+    """That of the devices that hold the arrays; of JAX's default device if there are none."""
     held = [leaf for leaf in jax.tree.leaves(shared) if isinstance(leaf, jax.Array)] or [jnp.zeros(())]
-    return ON_CPU if next(iter(held[0].devices())).platform == "cpu" else ELSEWHERE
+    return str(next(iter(held[0].devices())).platform)
 
 
 def map_row_blocks(
@@ -74,7 +74,8 @@ def map_row_blocks(
     mesh = mesh_of(shared)
     if mesh is not None and calls_lapack and not may_call_lapack(mesh):
         shared, mesh = on_one(shared, mesh), None
-    size = block_size(bytes_per_row, _limits(shared))
+    platform = _platform(shared)
+    size = block_size(bytes_per_row, ON_CPU if platform == "cpu" else ELSEWHERE)
     if mesh is None:
         apply, to_device = functools.partial(function, *shared, **options), jax.device_put
     else:
@@ -84,7 +85,7 @@ def map_row_blocks(
         to_device = functools.partial(jax.device_put, device=by_row)
         # blocks of few rows are smaller, so that no device is without; of few sizes, as each compiles a program
         size = max(size // SMALLEST_SHARE, min(size, 2 ** (-(-n // mesh.size) - 1).bit_length())) * mesh.size
-    turn = lapack_turn if calls_lapack and _limits(shared) is ON_CPU else contextlib.nullcontext
+    turn = functools.partial(lapack_turn, platform) if calls_lapack else contextlib.nullcontext
     results = []
     for start in range(0, n, size):
         index = np.minimum(np.arange(start, start + size), n - 1)

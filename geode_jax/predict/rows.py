@@ -92,7 +92,7 @@ def of_features(posterior: Posterior) -> Nodes:
             dictionary, mesh = posterior.dictionary, mesh_of(posterior.dictionary)
             if mesh is not None:  # several devices could wait for each other in LAPACK
                 dictionary = on_one(dictionary, mesh)
-            with lapack_turn():
+            with lapack_turn(jax.default_backend()):
                 found = jax.block_until_ready(Nodes.of(dictionary, jax.device_put(root.astype(posterior.dtype))))
             if mesh is not None:
                 found = jax.device_put(found, everywhere(mesh))

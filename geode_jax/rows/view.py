@@ -89,6 +89,16 @@ class Product(View):
 Rows: TypeAlias = np.ndarray | View
 
 
+def is_in_memory(x: Rows | RowFiles) -> bool:
+    """Whether rows are an array, or computed from one, that is no file mapped into memory."""
+    while isinstance(x, View):
+        x = x._source
+    base: Any = x
+    while base is not None and not isinstance(base, np.memmap):
+        base = getattr(base, "base", None)
+    return isinstance(x, np.ndarray) and base is None
+
+
 @overload
 def taken(x: np.ndarray, rows: np.ndarray) -> np.ndarray: ...
 @overload
