@@ -221,6 +221,7 @@ def test_classes(data, tmp_path):
     assert eqx.tree_equal(geode_jax.fit_classes(key, data, labels, **OPTIONS, checkpoint=tmp_path), whole)
 
 
+@pytest.mark.slow
 def test_classes_in_other_coordinates_do_not_go_on(data, tmp_path, monkeypatch):
     """Another machine may turn a direction of the common span round: what was learned in it would be read wrongly."""
     key, labels = jax.random.key(0), np.arange(len(data)) % 3

@@ -406,6 +406,7 @@ def test_parameters_of_numpy():
     assert model._dictionary_settings().feature_noise is None
 
 
+@pytest.mark.slow
 def test_what_set_output_chose_is_saved(linear, hidden, tmp_path):
     X = linear[0][:60]
     model = geode_jax.GeodeImputer(**OPTIONS).set_output(transform="pandas").fit(X)
