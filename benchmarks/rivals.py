@@ -31,11 +31,12 @@ def shrunk_gaussian(x: np.ndarray) -> NormalMixture:
     return NormalMixture("Gaussian, Ledoit-Wolf", np.ones(1), found.location_[None], found.covariance_[None])
 
 
-def shrunk_low_rank(x: np.ndarray) -> "LowRankNormal":
+def shrunk_low_rank(x: np.ndarray, least_noise: float = 0.0) -> "LowRankNormal":
     """The same normal without any matrix of D x D: that of the rows, shrunk, has as many directions as rows."""
     mean = x.mean(axis=0)
     share = shrinkage_of(x - mean)
-    return LowRankNormal(mean, np.sqrt((1.0 - share) / len(x)) * (x - mean).T, share * x.var(axis=0).mean())
+    loadings = np.sqrt((1.0 - share) / len(x)) * (x - mean).T
+    return LowRankNormal(mean, loadings, max(share * x.var(axis=0).mean(), least_noise))
 
 
 def factor_analysis(x: np.ndarray, ranks: Iterable[int]) -> NormalMixture:
@@ -240,11 +241,7 @@ class NearestNormal:
         seen = ~np.isnan(row)
         squared = np.square(self._x[:, seen] - row[seen]).sum(axis=1)
         near = self._x[np.argpartition(squared, self._count - 1)[: self._count]]
-        mean = near.mean(axis=0)
-        share = shrinkage_of(near - mean)
-        loadings = np.sqrt((1.0 - share) / self._count) * (near - mean).T
-        noise = max(share * near.var(axis=0).mean(), self._least_noise)
-        return LowRankNormal(mean, loadings, noise).impute(row[None], interval)
+        return shrunk_low_rank(near, self._least_noise).impute(row[None], interval)
 
 
 def nearest_normal(x: np.ndarray, counts: Iterable[int], seed: int) -> NearestNormal:

@@ -251,6 +251,8 @@ def test_normal_of_the_nearest_rows():
     dense = rivals.shrunk_gaussian(x[:270])
     for ours, theirs in zip(everything.impute(hidden, 0.9), dense.impute(hidden, 0.9), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-9)
+    without_matrices = rivals.shrunk_low_rank(x[:270])
+    np.testing.assert_allclose(without_matrices.log_density(x[270:]), dense.log_density(x[270:]), rtol=1e-6)
     local = rivals.nearest_normal(x[:270], (10, 20, 220), 0)
     error = {
         name: np.abs(model.impute(hidden, 0.9)[0] - x[270:]).mean()

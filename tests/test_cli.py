@@ -212,6 +212,7 @@ def test_failures_are_one_line(folder, capsys):
                 "NA,,,,,",
             )
         ),
+        (["score", model, text(",0,1,2,3,4\n0.5,1,2,3,4,5\n"), str(out)], "pass --header or --no-header"),
         (["score", model, text("1,5\n2,5\n"), str(out), "--decimal", ","], "another delimiter than the decimal"),
         (["score", model, text("a,b,c,d,e,a\n1,2,3,4,5,6\n"), str(out)], "got 'a' twice"),
         (["score", model, text("a;b;c;d;e;f\n1;2;3;4;5;6\n"), str(out)], "pass --delimiter ';'"),

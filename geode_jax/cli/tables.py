@@ -221,17 +221,19 @@ def _has_names(first: Sequence[str], second: Sequence[str] | None, path: Path, t
 def _may_be_names(first: Sequence[str], numbers: list[float], second: Sequence[str] | None) -> bool:
     """Whether numbers in the first line look like names: wavelengths, years, or those that pandas gives.
 
-    So do four integers that rise or fall, or three numbers at the same distance from each other; two integers after an
-    empty cell above a whole number, which pandas leaves above its index; and words for missing values alone.
+    These are 0, 1, 2, ..., also after the empty cell that pandas leaves above its index; four integers that rise or
+    fall, or three numbers at the same distance from each other; two integers after an empty cell above a whole number;
+    and words for missing values alone.
     """
     if np.isnan(numbers).all():
         return any(cell.strip() for cell in first)
+    after_blank = numbers if first[0].strip() else numbers[1:]
+    if len(first) > 1 and after_blank == [*range(len(after_blank))]:
+        return True
     has_blank = not first[0].strip() and (second is None or second[0].strip().isdecimal())
     named = np.array(numbers[has_blank:])
     if len(first) < 2 or not np.isfinite(named).all():
         return False
-    if named.tolist() == [*range(named.size)]:
-        return True
     steps = np.diff(named)
     if steps.size == 0 or not ((steps > 0).all() or (steps < 0).all()):
         return False

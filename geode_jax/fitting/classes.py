@@ -263,17 +263,18 @@ def _keep_coordinates(kept: Checkpoint, frame: Frame, reduction: Reduction | Non
         kept.write("coordinates", {}, own)
         return
     earlier = found[1]
-    if earlier.keys() != own.keys() or not all(_is_same(earlier[name], own[name]) for name in own):
+    # of every feature in its own unit
+    units: dict[str, np.ndarray | float] = {name: float(np.abs(value).max()) for name, value in own.items()}
+    units |= {"shift": frame.scale, "scale": frame.scale}
+    if earlier.keys() != own.keys() or not all(_is_same(earlier[name], own[name], units[name]) for name in own):
         raise ValueError(
             f"checkpoint: the classes in {kept.folder} were learned in other coordinates than this run has found, by"
             " another machine or with other versions of NumPy or SciPy; go on there, or use a new folder"
         )
 
 
-def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape:
-        return False
-    return bool(np.abs(one - other).max(initial=0.0) <= SAME_COORDINATES * np.abs(one).max(initial=0.0))
+def _is_same(one: np.ndarray, other: np.ndarray, unit: np.ndarray | float) -> bool:
+    return one.shape == other.shape and bool((np.abs(one - other) <= SAME_COORDINATES * unit).all())
 
 
 def _plan_of_classes(x: np.ndarray, rows_of: list[np.ndarray], sizes: np.ndarray, request: Request) -> Plan:
