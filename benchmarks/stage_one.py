@@ -8,7 +8,6 @@ python -m benchmarks.stage_one [--quick] [--data FOLDER] [--only digits faces]
 
 import argparse
 import dataclasses
-import time
 from typing import Any
 
 import equinox as eqx
@@ -21,7 +20,7 @@ import geode_jax
 from benchmarks.common import load_frey, write_result
 from benchmarks.tables import load
 
-# Trees of the fits that vary something else, to save time.
+# Trees of the fits that vary something else.
 NUM_TREES = 2
 
 
@@ -79,18 +78,18 @@ def _stage_one(name: str, title: str) -> list[str]:
         f"### What each choice of stage one is worth on {title}",
         "",
         f"One setting changed at a time from the default with {record['settings']['num_trees']} trees, training data"
-        " of the first split only (80% fitted, 20% held out). Seconds are with compilation, where a setting needs it."
-        " Mean absolute error, coverage and width are of the hidden half of the features.",
+        " of the first split only (80% fitted, 20% held out). Mean absolute error, coverage and width are of the hidden"
+        " half of the features.",
         "",
         "| setting | value | nats per row | mean abs. error | the same, trees weighted by evidence | coverage of 95%"
-        " | mean width | seconds to fit |",
-        "|---|---|---|---|---|---|---|---|",
+        " | mean width |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in record["rows"]:
         by_evidence = f"{row['mae_by_evidence']:.3f}" if "mae_by_evidence" in row else ""
         lines.append(
             f"| {row['setting']} | {row['value']} | {row['nats']:.1f} | {row['mae']:.3f} | {by_evidence}"
-            f" | {row['coverage95']:.1%} | {row['width95']:.2f} | {row['seconds']:.0f} |"
+            f" | {row['coverage95']:.1%} | {row['width95']:.2f} |"
         )
     return [*lines, ""]
 
@@ -114,11 +113,10 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         is_hidden = np.random.default_rng(5).random(test.shape) < 0.5
         hidden = np.where(is_hidden, np.nan, test)
         truth = test[is_hidden]
-        print(f"{name:<16}{'':>12}{'nats':>10}{'MAE':>8}{'cover':>8}{'width':>8}{'by evidence':>13}{'seconds':>9}")
+        print(f"{name:<16}{'':>12}{'nats':>10}{'MAE':>8}{'cover':>8}{'width':>8}{'by evidence':>13}")
         small = {"num_trees": 1, "max_rank": 5, "depth": 2} if options.quick else {"num_trees": NUM_TREES}
         base = geode_jax.DictionarySettings(**small)
         for changed in variations(name, cut)[: 2 if options.quick else None]:
-            start = time.perf_counter()
             of_prior, of_dictionary = (changed, {}) if "tau_rate" in changed else ({}, changed)
             posterior = geode_jax.fit(
                 jax.random.key(0),
@@ -127,7 +125,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
                 prior=geode_jax.Prior(**of_prior),
                 sampler=sampler,
             )
-            seconds = time.perf_counter() - start
             filled = geode_jax.impute(posterior, hidden)
             inside = (filled.lower <= test) & (test <= filled.upper)
             setting, value = describe(changed)
@@ -139,7 +136,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
                 "mae": float(np.abs(filled.filled[is_hidden] - truth).mean()),
                 "coverage95": float(inside[is_hidden].mean()),
                 "width95": float((filled.upper - filled.lower)[is_hidden].mean()),
-                "seconds": round(seconds, 1),
             }
             weighted = ""
             if setting == "num_trees":
@@ -149,7 +145,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             rows.append(row)
             print(
                 f"{setting:<16}{value:>12}{row['nats']:>10.2f}{row['mae']:>8.3f}{row['coverage95']:>8.1%}"
-                f"{row['width95']:>8.2f}{weighted:>13}{row['seconds']:>9.1f}",
+                f"{row['width95']:>8.2f}{weighted:>13}",
                 flush=True,
             )
             if not options.quick:

@@ -97,8 +97,8 @@ def check_dtype(dtype: Any) -> np.dtype:
 def check_columns(X: Any, name: str = "X") -> None:
     """Raise TypeError that names the columns of a frame that are no numbers: text, dates, categories.
 
-    Columns of objects pass if all of them are numbers or missing. Of what is no frame a single column is looked at as
-    one of a frame. Dates and text are refused, which NumPy would take for numbers. The rest is left to other checks.
+    Columns of objects pass if all of them are numbers or missing. A Series is checked like a column of a frame. Of
+    other inputs only text and dates are refused, which NumPy would convert to numbers; other checks see to the rest.
     """
     if is_frame(X, "pandas"):
         kinds = [(column, _pandas_kind(X.iloc[:, at], X.dtypes.iloc[at])) for at, column in enumerate(X.columns)]

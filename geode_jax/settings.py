@@ -244,15 +244,16 @@ class Prior:
       shrunk. The paper's 0.05 shrinks by a factor of about twenty per direction, even in cells of few rows (`python -m
       benchmarks.stage_one` compares values). Far above 1, nodes of few rows take rows from other nodes and give wrong
       intrinsic dimensions.
-    - `noise_rows` (default 3.0): how many rows the prior of a scale's noise counts for, with noise that stage one found
-      typical of the scale, so that the noise of a scale without rows is like that of the others; at least 1 where
-      `noise_shape` is 0. At the root, and so far as training rows miss features, the noise of one feature of each such
-      row counts as unknown. None, as in the paper, counts none, and `noise_shape` and `noise_rate` are the prior.
-    - `noise_shape` (default 0.0): what is added to that prior's shape, as by ``1/sigma2 ~ Gamma(noise_shape,
-      noise_rate)``, with sigma in units of the data's root-mean-square deviation; above 0 if `noise_rows` is None. The
-      paper's 0.5 and 0.5 add the square of one such deviation to the noise's sum of squares. That is much where all
-      noise of a scale's rows together is little, as in tables whose columns nearly follow from others.
-    - `noise_rate` (default 0.0): what is added to its rate; above 0 if `noise_rows` is None.
+    - `noise_rows` (default 3.0): the prior of each scale's noise is worth this many rows with the noise that stage one
+      found typical of the scale, so that a scale without rows gets noise like the others. At least 1 if `noise_shape`
+      is 0. At the root one feature of each of these rows has noise of unknown size; at other scales this holds for the
+      share of training rows that miss features. None, as in the paper: no such rows, and `noise_shape` and `noise_rate`
+      are the whole prior.
+    - `noise_shape` (default 0.0): added to that prior's shape, as by ``1/sigma2 ~ Gamma(noise_shape, noise_rate)``,
+      with sigma in units of the data's root-mean-square deviation; above 0 if `noise_rows` is None. The paper's 0.5 and
+      0.5 add the square of one such deviation to the noise's sum of squares. That is much where all noise of a scale's
+      rows together is little, as in tables whose columns nearly follow from others.
+    - `noise_rate` (default 0.0): added to its rate; above 0 if `noise_rows` is None.
     - `stop_concentration` (default 1.0): a_S in ``S ~ Beta(1, a_S)``, large for deep trees; a number, or a
       :class:`GammaPrior` to learn it.
     - `right_concentration` (default 1.0): b_R in ``R ~ Beta(b_R, b_R)``.

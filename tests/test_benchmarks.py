@@ -108,7 +108,9 @@ def test_missing_time():
 def test_mnist():
     _needs("mnist.npz")
     ours, published, *rivals = mnist.main(["--quick"])
-    assert ours["method"].startswith("GEODE") and published["method"].startswith("published") and len(rivals) == 2
+    assert ours["method"].startswith("GEODE")
+    assert published["method"].startswith("published")
+    assert len(rivals) == 2
     assert all(row["error_percent"] < 25 for row in (ours, *rivals))
     assert published["error_percent"] < 60  # five draws of one tree
     assert ours["half_error_percent"] < ours["mean_filled_error_percent"]

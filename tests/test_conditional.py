@@ -251,24 +251,26 @@ def test_rows_are_filled_in_at_their_missing_features_only(posterior, data, monk
 @pytest.mark.parametrize("posterior", ["shaped"], indirect=True)
 def test_the_nodes_over_the_features_are_kept_as_long_as_the_dictionary(posterior):
     gc.collect()
-    before = len(rows_module._of_features)
+    before = len(rows_module._NODES_IN_FEATURES)
     own = eqx.tree_at(lambda it: it.dictionary.bases, posterior, posterior.dictionary.bases + 0.0)
-    nodes = rows_module.of_features(own)
-    assert rows_module.of_features(own) is nodes
+    nodes = rows_module.nodes_in_features(own)
+    assert rows_module.nodes_in_features(own) is nodes
     plain = dataclasses.replace(own, noise_root=np.eye(6))
-    np.testing.assert_allclose(rows_module.of_features(plain).dictionary.bases, own.dictionary.bases, atol=1e-6)
+    np.testing.assert_allclose(rows_module.nodes_in_features(plain).dictionary.bases, own.dictionary.bases, atol=1e-6)
     moved = eqx.tree_at(lambda it: it.dictionary.centres, own, own.dictionary.centres + 1.0)
-    shift = rows_module.of_features(moved).dictionary.centres - nodes.dictionary.centres
+    shift = rows_module.nodes_in_features(moved).dictionary.centres - nodes.dictionary.centres
     np.testing.assert_allclose(shift, np.broadcast_to(own.noise_root.sum(axis=0), shift.shape), atol=1e-5)
-    jax.jit(lambda: rows_module.of_features(dataclasses.replace(own, noise_root=2.0 * np.eye(6))).dictionary.bases)()
-    assert len(rows_module._of_features) == before + 3
+    jax.jit(
+        lambda: rows_module.nodes_in_features(dataclasses.replace(own, noise_root=2.0 * np.eye(6))).dictionary.bases
+    )()
+    assert len(rows_module._NODES_IN_FEATURES) == before + 3
     del own, moved, plain, nodes
     gc.collect()
-    assert len(rows_module._of_features) == before
+    assert len(rows_module._NODES_IN_FEATURES) == before
 
 
 @pytest.mark.parametrize("posterior", ["shaped"], indirect=True)
 def test_the_nodes_have_the_posteriors_type(posterior):
     """Also where they are first made outside of a prediction, as for a picture."""
     wide = in_float64(posterior)
-    assert rows_module.of_features(wide).dictionary.bases.dtype == np.float64
+    assert rows_module.nodes_in_features(wide).dictionary.bases.dtype == np.float64

@@ -20,7 +20,7 @@ from geode_jax.learning.noise_covariance import (
     learn_covariances,
     learn_whitened_subspaces,
     try_noise_covariance,
-    whiten,
+    whiten_in_place,
 )
 from geode_jax.learning.subspaces import SubspaceOptions
 from geode_jax.math.whitening import SharedNoise, observe_rows
@@ -116,7 +116,7 @@ def test_a_sample_that_judges_is_whitened_as_its_rows_are(smooth, folds, monkeyp
     roots = chosen.covariances.roots(chosen.deviation)
     (found,) = learn_whitened_subspaces(smooth, roots, [(CELLS, options)], folds)
     rows = evidence.judged_rows(folds)
-    whole = whiten(smooth.copy(), roots, folds)
+    whole = whiten_in_place(smooth.copy(), roots, folds)
     expected = evidence.statistics_at(Training(whole, NUM_FEATURES, folds), rows, found, np.arange(1))
     assert rows.size == 50
     np.testing.assert_allclose(chosen.evidence.rows.residual, expected[0], rtol=1e-3)
@@ -126,7 +126,7 @@ def test_a_sample_that_judges_is_whitened_as_its_rows_are(smooth, folds, monkeyp
 def test_rows_are_whitened_without_their_own_fold(smooth, folds, roots):
     (found,) = learn_whitened_subspaces(smooth, roots, [(CELLS, SubspaceOptions(3, 0))], folds)
     own = smooth.copy()
-    assert whiten(own, roots, folds) is own
+    assert whiten_in_place(own, roots, folds) is own
     for fold in range(5):
         inside = folds == fold
         np.testing.assert_allclose(own[inside], smooth[inside] @ roots[1 + fold].whitening, atol=1e-5)

@@ -15,7 +15,7 @@ from geode_jax.interop.plots import (
     intrinsic_dimension,
     scale_weights,
 )
-from geode_jax.predict.rows import of_features
+from geode_jax.predict.rows import nodes_in_features
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_cells_are_the_covariances(ax, posterior, data):
     """The heaviest ellipse is that of its node's covariance, at the mean of log sigma and alpha2 / sigma2."""
     assert cells(ax, posterior, data, tree=1, features=(2, 4)) is ax
     node = int(np.exp(np.asarray(posterior.draws.log_weights[1])).mean(axis=(0, 1)).argmax())
-    dictionary, draws = of_features(posterior).dictionary, posterior.draws
+    dictionary, draws = nodes_in_features(posterior).dictionary, posterior.draws
     root = np.eye(6) if posterior.noise_root is None else posterior.noise_root
     noise = np.exp(np.asarray(draws.log_sigma2[1])[..., dictionary.tree.scale[node]].mean())
     signal = noise * np.expm1(np.asarray(draws.neg_log_u[1])[..., node, :])

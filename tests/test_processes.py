@@ -602,7 +602,9 @@ def test_rows_for_calibration_are_those_of_one_process(monkeypatch):
     monkeypatch.setattr(calibration, "to_model", lambda rows, *_: rows)
     x, labels = _classes()
     frame = Frame(np.zeros(8), np.ones(8))
-    posterior = mock.Mock(num_classes=2, log_prior=np.zeros(2), frame=frame, dtype=x.dtype, of_features=slice(None))
+    posterior = mock.Mock(
+        num_classes=2, log_prior=np.zeros(2), frame=frame, dtype=x.dtype, varying_features=slice(None)
+    )
     posterior.log_density_outside = lambda rows: np.zeros(len(rows))
 
     def chosen(x, labels, processes):

@@ -24,7 +24,7 @@ from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
 from geode_jax.learning.shared_span import (
     LARGEST_SPAN,
     learn_dictionaries,
-    learn_roots,
+    learn_root_cells,
     learn_span,
     learn_subspaces_in_span,
     learn_whole_span,
@@ -249,14 +249,14 @@ def test_trees_share_their_root(shape):
     training = Training(x, shape[1], assign_folds(shape[0], 3, rng))
     partition, options = _partition(x, depth=2), SubspaceOptions(3, 0, parent_rows=2.0)
     alone = learn_dictionaries(training, partition, options)
-    roots = learn_roots(training, options)
-    shared = learn_dictionaries(training, partition, options, roots=roots)
+    root_cells = learn_root_cells(training, options)
+    shared = learn_dictionaries(training, partition, options, root_cells=root_cells)
     np.testing.assert_array_equal(shared.ranks, alone.ranks)
     np.testing.assert_allclose(shared.centres, alone.centres, atol=1e-9)
     own, given = (bases @ np.swapaxes(bases, -1, -2) for bases in (alone.bases, shared.bases))
     np.testing.assert_allclose(given, own, atol=1e-6)
-    moved = [(centre + 1.0, spectrum) for centre, spectrum in roots]
-    elsewhere = learn_dictionaries(training, partition, options, roots=moved)
+    moved = [(centre + 1.0, spectrum) for centre, spectrum in root_cells]
+    elsewhere = learn_dictionaries(training, partition, options, root_cells=moved)
     np.testing.assert_allclose(elsewhere.centres[:, 0], alone.centres[:, 0] + 1.0)
 
 

@@ -5,7 +5,7 @@ of these small problems over its thread pool. Where other processes use the same
 other, and the work can take many times as long (`python -m benchmarks run contention` measures it).
 
 The threads of XLA's pool that make such a call wait for others of the pool. With as many calls at once as the pool has
-threads, which on two cores are two, all wait for ever (seen with jaxlib 0.10.2). So threads of the user that fit or
+threads, which on two cores are two, they deadlock (seen with jaxlib 0.10.2). So threads of the user that fit or
 predict at the same time take turns: of fits by segments, of predictions by blocks.
 """
 

@@ -59,14 +59,14 @@ class SumOverProcesses:
         for start in range(0, values.size, LARGEST):
             part = values[start : start + LARGEST]
             self._calls += 1
-            told = np.array([self._calls, part.size])
+            header = np.array([self._calls, part.size])
             padded = np.zeros((1, max(SMALLEST, 1 << (part.size + 1).bit_length())))
-            padded[0, :2], padded[0, 2 : 2 + part.size] = told, part
+            padded[0, :2], padded[0, 2 : 2 + part.size] = header, part
             with jax_settings(np.float64):
                 shape = self._number, padded.shape[1]
                 parts = jax.make_array_from_process_local_data(self._apart, padded, shape)
                 total = np.asarray(self._add(parts))
-            if (total[:2] != self._number * told).any():
+            if (total[:2] != self._number * header).any():
                 raise RuntimeError(
                     "the processes have come to different trees or choices; they need the same versions of all"
                     " packages, and machines alike"

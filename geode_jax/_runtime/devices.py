@@ -1,8 +1,7 @@
 """Values on every device of a mesh: computations run where their values are.
 
-Several CPU devices of one process share one pool of threads. jaxlib's Cholesky factors and triangular solves block a
-thread of it each, and wait for others that do the work: with as many devices in LAPACK as the pool has threads, all
-wait for ever (seen with jaxlib 0.10.2).
+Several CPU devices of one process share one pool of threads. With as many devices in LAPACK as the pool has threads,
+they deadlock (`_runtime/blas.py` says why).
 """
 
 import os

@@ -37,7 +37,8 @@ examples:
 
 In Python the model is geode_jax.GeodeDensity.load("model.npz").
 
-exit codes: 0 done, 1 a file or its contents would not do, 2 wrong arguments, 130 interrupted.
+exit codes: 0 done, 1 a file could not be read or written or its contents are wrong, 2 wrong arguments,
+130 interrupted.
 """
 
 
@@ -107,7 +108,7 @@ def _add_fit(commands: Any) -> None:
     command.add_argument("data", type=Path, help="table of training rows")
     _add_table_format(command)
     command.add_argument("model", type=Path, help="where to save the model, an .npz file without pickle")
-    command.add_argument("--seed", type=int, default=None, help="decides everything random (default: none)")
+    command.add_argument("--seed", type=int, default=None, help="seed of everything random (default: new each time)")
     defaults = GeodeDensity().get_params()
     for option, name, text in (
         ("--trees", "num_trees", "trees that are averaged"),
@@ -327,9 +328,9 @@ def _numbered(model: GeodeDensity) -> list[str]:
 def _add_sample(commands: Any) -> None:
     command = _command(commands, "sample", _sample, "draw new rows from a saved model")
     command.add_argument("model", type=Path, help="a model saved by fit")
-    command.add_argument("rows", type=_positive, help="how many")
+    command.add_argument("rows", type=_positive, help="number of rows to draw")
     command.add_argument("output", type=Path, help="table to write")
-    command.add_argument("--seed", type=int, default=None, help="decides which (default: none)")
+    command.add_argument("--seed", type=int, default=None, help="seed of the draws (default: new each time)")
 
 
 def _sample(options: argparse.Namespace) -> None:
@@ -345,7 +346,7 @@ def _sample(options: argparse.Namespace) -> None:
 def _add_info(commands: Any) -> None:
     command = _command(commands, "info", _info, "what a saved model is and what it found")
     command.add_argument("model", type=Path, help="a model saved by fit")
-    command.add_argument("--json", action="store_true", help="for programs")
+    command.add_argument("--json", action="store_true", help="print as JSON")
 
 
 def _info(options: argparse.Namespace) -> None:

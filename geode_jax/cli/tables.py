@@ -212,8 +212,7 @@ def _has_names(first: Sequence[str], second: Sequence[str] | None, path: Path, t
         )
     if _may_be_names(first, [np.nan if number is None else number for number in numbers], second):
         raise TableError(
-            f"{path}, line 1: expected names or the first row, and cannot tell which {', '.join(first[:3])}, ... are;"
-            " pass --header or --no-header"
+            f"{path}, line 1: {', '.join(first[:3])}, ... may be names or numbers; pass --header or --no-header"
         )
     return False
 

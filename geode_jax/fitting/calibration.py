@@ -58,7 +58,7 @@ def calibrated_powers(
     log_density[np.arange(own.size), own] -= optimism
     # at most 1: that the densities separate the training rows does not justify more confidence than they express
     power = float(np.exp(_best(posterior, log_density, own, np.exp, (np.log(1e-3), 0.0))))
-    if rows[:, posterior.of_features].shape[1] < 2:
+    if rows[:, posterior.varying_features].shape[1] < 2:
         return power, 0.0
     few = _at_most(np.arange(own.size), PARTIAL_CALIBRATION_ROWS)
     return power, _best_exponent(posterior, power, rows[few], own[few], optimism[few])
@@ -75,11 +75,11 @@ def _best_exponent(
     """The exponent that fits best after features of each row are hidden at random, at least one being kept."""
     rng = np.random.default_rng(0)
     hidden = rows.copy()
-    counted = rows[:, posterior.of_features]
+    counted = rows[:, posterior.varying_features]
     kept = rng.random(counted.shape) < rng.uniform(0.2, 0.8, (own.size, 1))
     kept[np.arange(own.size), rng.integers(counted.shape[1], size=own.size)] = True
     share = kept.mean(axis=1, keepdims=True)
-    hidden[:, posterior.of_features] = np.where(kept, counted, np.nan)
+    hidden[:, posterior.varying_features] = np.where(kept, counted, np.nan)
     log_density = mean_over_draws(class_log_densities(posterior, hidden))
     # the optimism of a row's density under the class that was learned from it adds up over features
     log_density[np.arange(own.size), own] -= optimism * share[:, 0]

@@ -136,7 +136,7 @@ def fit_classes(
     processes: Processes = ALONE
     devices: tuple[int, ...] = ()
     if request.process_local:
-        settings = [*request.told, repr(class_probabilities), calibrate]
+        settings = [*request.compared, repr(class_probabilities), calibrate]
         with lost_processes_are_told(request.mesh):
             data, processes, devices = bring_rows(X, request.mesh, key, settings, partial(_check_labels, labels))
     else:

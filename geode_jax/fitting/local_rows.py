@@ -49,25 +49,25 @@ def bring_rows(
     try:
         data = checked_rows(X, min_rows=0, allow_nan=False)
         check(len(data))
-    except Exception as found:  # whatever it is, the other processes must be told
+    except Exception as found:  # whatever it is, the other processes must hear of it
         error = found
     call = hashlib.sha256(json.dumps([encode(item) for item in settings]).encode())
     call.update(str(jax.random.key_impl(key)).encode())
     call.update(np.asarray(jax.random.key_data(key)).data)
     of_call = np.frombuffer(call.digest()[:8], np.uint32).astype(np.int64)
-    told = processes.each(np.array([error is None, *data.shape, *of_call]).astype(np.int64))
+    everyones = processes.each(np.array([error is None, *data.shape, *of_call]).astype(np.int64))
     if error is not None:
         raise error
-    if not told[:, 0].all():
+    if not everyones[:, 0].all():
         raise ValueError(
-            f"X: another process, number {members[int(np.argmin(told[:, 0]))]}, has rows or labels that cannot be"
+            f"X: another process, number {members[int(np.argmin(everyones[:, 0]))]}, has rows or labels that cannot be"
             " fitted; its own error says why"
         )
-    if (told[:, 2] != data.shape[1]).any():
-        raise ValueError(f"X: expected as many features in every process, got {told[:, 2].tolist()}")
-    if (told[:, 3:] != of_call).any():
+    if (everyones[:, 2] != data.shape[1]).any():
+        raise ValueError(f"X: expected as many features in every process, got {everyones[:, 2].tolist()}")
+    if (everyones[:, 3:] != of_call).any():
         raise ValueError("key: expected the same key and settings in every process, got others")
-    num_rows = int(told[:, 1].sum())
+    num_rows = int(everyones[:, 1].sum())
     if num_rows < 2:
         raise ValueError(f"X: expected at least 2 rows in all processes together, got {num_rows}")
     if len(members) > 1 and uses_row_space(num_rows, data.shape[1]):
@@ -76,5 +76,5 @@ def bring_rows(
             f" {num_rows} rows of {data.shape[1]} features; pass all rows in every process, without process_local"
         )
     if len(members) > 1:
-        processes = Processes(tuple(told[:, 1].tolist()), index, processes.add)
+        processes = Processes(tuple(everyones[:, 1].tolist()), index, processes.add)
     return data, processes, devices

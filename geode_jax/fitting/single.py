@@ -98,7 +98,7 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
     processes = ALONE
     if request.process_local:
         with lost_processes_are_told(request.mesh):
-            data, processes, devices = bring_rows(X, request.mesh, key, request.told)
+            data, processes, devices = bring_rows(X, request.mesh, key, request.compared)
     else:
         data = checked_rows(X, min_rows=2, allow_nan=True)
     if processes.is_alone:

@@ -69,7 +69,7 @@ class Request(NamedTuple):
         )
 
     @property
-    def told(self) -> list[Any]:
+    def compared(self) -> list[Any]:
         """What processes that bring their own rows compare."""
         return [self.dictionary, self.prior, self.sampler, self.dtype.name, self.checkpoint is None]
 
@@ -82,9 +82,9 @@ class Request(NamedTuple):
         """Raise ValueError if the devices of the mesh cannot sample rows with missing values."""
         if self.mesh is not None and not may_call_lapack(self.mesh):
             raise ValueError(
-                "mesh: rows with missing values need more threads of XLA than CPU devices, which could otherwise wait"
-                f" for each other for ever; got {num_xla_threads()} threads: before JAX starts set the environment"
-                " variable NPROC to more than the number of devices, in every process alike, or use fewer devices"
+                "mesh: with missing values XLA needs more threads than the mesh has CPU devices, else it can deadlock;"
+                f" got {num_xla_threads()} threads: before JAX starts set the environment variable NPROC to more than"
+                " the number of devices, in every process alike, or use fewer devices"
             )
 
     def open_checkpoint(self, key: KeyArray, arrays: list[np.ndarray]) -> AbstractContextManager[Checkpoint | None]:
@@ -133,7 +133,7 @@ def kept_forest(
 ) -> Forest:
     """The forest saved in the checkpoint, or a new one, which is then saved there.
 
-    With a mesh, what there is of the rows stays on the host until each device gets its part. Where processes bring
+    With a mesh, the rows' statistics stay on the host until each device gets its part. Where processes bring
     their own rows, they learn it together unless all have saved theirs.
     """
     found = kept and kept.read("forest")

@@ -48,10 +48,10 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
     judging = training.judging(LARGEST_SAMPLE)
     options = plan.subspaces(plan.max_rank, seed)
     plain = _judge_plain(judging, plan, partition, options)
-    span = _Outcome(None, None, plain.rank, 0.0, ())
+    span = _nothing(plain)
     if plan.tries_spans:
         span = _judge_spans(judging, plan, partition, options, plain)
-    noise = _Outcome(None, None, plain.rank, 0.0, ())
+    noise = _nothing(plain)
     if plan.tries_noise_covariance:
         release_free_memory()
         noise = _judge_noise(judging, plan, partition, options, plain)
@@ -125,6 +125,11 @@ class _Outcome(NamedTuple):
     decisions: tuple[Decision, ...]
 
 
+def _nothing(plain: "_Plain", *decisions: Decision) -> _Outcome:
+    """What a trial leaves when neither a span nor a noise covariance passed it."""
+    return _Outcome(None, None, plain.rank, 0.0, decisions)
+
+
 def _rank_by(evidence: Evidence, plan: Plan) -> int:
     return max(plan.least_rank, evidence.needed_rank()) if plan.seeks_rank else plan.max_rank
 
@@ -141,10 +146,10 @@ def _judge_spans(
     trial = try_spans(judging, partition, options, plain.log_likelihood)
     if trial is None:
         decision = Decision("shared span", "none", "no span of few enough directions holds the data")
-        return _Outcome(None, None, plain.rank, 0.0, (decision,))
+        return _nothing(plain, decision)
     why = f"gain of nodes within {trial.rank} common directions"
     if not trial.is_taken:
-        return _Outcome(None, None, plain.rank, 0.0, (Decision("shared span", "none", why, *trial.gain),))
+        return _nothing(plain, Decision("shared span", "none", why, *trial.gain))
     decision = Decision("shared span", f"{trial.rank} directions", why, *trial.gain)
     return _Outcome(trial.span, None, _rank_by(trial.evidence, plan), trial.gain.mean, (decision,))
 
@@ -155,6 +160,6 @@ def _judge_noise(
     trial = try_noise_covariance(judging, partition, options, plain.log_likelihood)
     why = "gain of noise that is not isotropic"
     if not is_worth_its_cost(trial.gain, plan.num_features):
-        return _Outcome(None, None, plain.rank, 0.0, (Decision("noise covariance", "isotropic", why, *trial.gain),))
+        return _nothing(plain, Decision("noise covariance", "isotropic", why, *trial.gain))
     decision = Decision("noise covariance", "full", why, *trial.gain)
     return _Outcome(None, trial, _rank_by(trial.evidence, plan), trial.gain.mean, (decision,))

@@ -1,7 +1,7 @@
 """Candidate nodes of complete rows, and the rows' statistics there, on a GPU: all nodes are looked at.
 
-A GPU is done with all nodes of a block of rows before it could be told to which of them a beam search goes, and the
-rows need to be sent to it once for all nodes instead of once for each.
+A GPU scores all nodes of a block of rows sooner than a beam search could tell it which ones to score, and the rows are
+sent once for all nodes, not once for each.
 """
 
 import functools
@@ -74,7 +74,7 @@ def statistics_on_device(
 
 def _blocks(training: Training, rows: np.ndarray, subspaces: Subspaces, nodes: np.ndarray) -> Iterator[_Block]:
     """The given rows, fold by fold, in blocks of one size; with the dictionary at the given nodes."""
-    holdout = np.zeros(rows.size, dtype=int) if training.folds is None else 1 + training.folds[rows]
+    holdout = training.holdouts_of(rows)
     num_features, rank = subspaces.bases.shape[2:]
     numbers = nodes.size * (rank + 1) + 3 * NODES_AT_ONCE * num_features
     most = max(1, BLOCK_BYTES // (training.x.dtype.itemsize * numbers))

@@ -10,8 +10,8 @@ from geode_jax._runtime.progress import ShowProgress
 from geode_jax.forest.choices import Chosen, choose
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.trees import grow_trees
-from geode_jax.learning.noise_covariance import learn_whitened_subspaces, whitened
-from geode_jax.learning.shared_span import learn_dictionaries, learn_roots
+from geode_jax.learning.noise_covariance import learn_whitened_subspaces, whiten_training
+from geode_jax.learning.shared_span import learn_dictionaries, learn_root_cells
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.row_space import Axes, axes_of, principal_coordinates, uses_row_space
@@ -66,7 +66,7 @@ def learn(
             x, chosen.roots, trees, folds, lambda share: show(0.5 + 0.5 * share, "learning dictionaries"), known
         )
         own = chosen.roots[0]
-        training = whitened(training, chosen.roots)
+        training = whiten_training(training, chosen.roots)
         return Learned(training, partitions, found, scales * own.unit, None, own.matrix, chosen._replace(first=None))
     axes = None
     if space is not None:
@@ -74,8 +74,8 @@ def learn(
     del x, space
     release_free_memory()
     subspaces: list[Subspaces] = []
-    roots = learn_roots(training, trees[0][1]) if chosen.span is None else None
+    root_cells = learn_root_cells(training, trees[0][1]) if chosen.span is None else None
     for number, (partition, options) in enumerate(trees):
         show(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
-        subspaces.append(learn_dictionaries(training, partition, options, chosen.span, roots))
+        subspaces.append(learn_dictionaries(training, partition, options, chosen.span, root_cells))
     return Learned(training, partitions, subspaces, scales, axes, None, chosen)

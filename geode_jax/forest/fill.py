@@ -143,8 +143,9 @@ def _own_fillers(training: Training) -> _Fillers:
 def _fillers(training: Training) -> list[_Fillers]:
     """:func:`_own_fillers`, and a line for each dictionary without a fold: by one that left out the row's fold too.
 
-    The latter are apart from the former, which would have no more directions than these, of fewer rows. With two folds
-    no rows would be left: there a row is filled by the dictionary without its own fold.
+    These lines have dictionaries of their own. All dictionaries that are learned together get the smallest rank, and
+    those without two folds have the fewest rows. With two folds no rows would be left: there a row is filled by the
+    dictionary without its own fold.
     """
     holdouts, own_line = _own_fillers(training)
     own, num_folds = (own_line[0] - 1).tolist(), len(holdouts) - 1

@@ -111,7 +111,7 @@ class Forest(eqx.Module):
     def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray], *, on_device: bool = True) -> "Forest":
         """The inverse of :meth:`to_archive`. Raises ValueError if they are not those of a forest.
 
-        What there is of the rows goes to the device, or, without `on_device`, stays on the host.
+        The rows' statistics go to the device, or, without `on_device`, stay on the host.
         """
         _check(arrays)
         with jax_settings(arrays["dictionary.centres"].dtype):

@@ -133,7 +133,7 @@ def _on_the_host(learned: Learned, rows: np.ndarray, num_places: int, num_parts:
 def _at_all_nodes(learned: Learned, rows: np.ndarray, num_places: int) -> Statistics:
     training = learned.training
     x = taken(training.x, rows)
-    own = np.zeros(rows.size, dtype=int) if training.folds is None else training.folds[rows]
+    own = training.folds_of(rows)
     num_nodes, rank = learned.subspaces[0].bases.shape[1::2]
     statistics = zero_statistics((len(learned.subspaces), num_nodes, num_places, rank), rows.size, x.dtype)
     for number, subspaces in enumerate(learned.subspaces):
@@ -177,7 +177,7 @@ def freeze_partial_rows(learned: Learned, plan: Plan) -> PartialRows | None:
     pairs = list(zip(learned.partitions, learned.subspaces, strict=True))
     width = _partial_width(learned.partitions, plan)
     candidates = [search_candidates(training, rows, *pair, width) for pair in pairs]
-    own = np.zeros(rows.size, dtype=int) if training.folds is None else training.folds[rows]
+    own = training.folds_of(rows)
     block = training.taken(rows)._replace(folds=own)
     grouping = partial_grouping(block.mask, own, learned.partitions, learned.chosen.rank, plan)
     reduced = [

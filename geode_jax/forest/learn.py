@@ -132,7 +132,7 @@ def grow_in_frame(
         show_learning = part_of(show, 0.5, 1.0)
     dtype = training[0].x.dtype
     partial = training[0].partial
-    folds_of_partial = np.zeros(partial.size, dtype=int) if folds is None else folds[partial]
+    folds_of_partial = training[0].folds_of(partial)
 
     def on_rank(partitions: list[Partition], rank: int) -> None:
         if on_shapes is None:
@@ -185,7 +185,7 @@ def _about_constants(frame: Frame) -> tuple[Decision, ...]:
     number = int(frame.is_left_out.sum())
     if number == 0:
         return ()
-    why = "what they add to every log density says nothing"
+    why = "they are left out of the model; in log densities each is a narrow normal about its value"
     return (Decision("features that never vary", str(number), why),)
 
 

@@ -86,9 +86,9 @@ class Plan:
         limit = max(1, min(num_features, num_rows) - 1)
         numbers_per_row = STATISTICS_BYTES // (4 * request.num_trees * num_rows)
         max_rank = request.max_rank
+        is_judged, span, noise = request.cross_fit is not None, request.shared_span, request.noise_covariance
         if max_rank is None:
-            is_sought = request.cross_fit is not None
-            most = max(min(num_features, 50), num_features // 2) if is_sought else _unjudged_rank(num_features)
+            most = max(min(num_features, 50), num_features // 2) if is_judged else _unjudged_rank(num_features)
             max_rank = min(int(np.clip(numbers_per_row // FEWEST_CANDIDATES, 50, 100)), most)
             if num_partial > 0:
                 per_square = 8 * request.num_trees * num_partial * partial_candidates
@@ -98,7 +98,6 @@ class Plan:
         min_cell_size = request.min_cell_size or max(2, min(10 if request.borrowed_rows is None else 5, num_rows // 4))
         depth = default_depth(num_rows, 2 * min_cell_size) if request.depth is None else request.depth
         num_neighbors = min(request.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
-        is_judged, span, noise = request.cross_fit is not None, request.shared_span, request.noise_covariance
         tree_rows = min(request.tree_rows or TREE_ROWS, num_rows)
         # wide data are in coordinates of their row space, where a noise covariance has no meaning
         has_features = num_partial == 0 and not uses_row_space(num_rows, num_features)

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from geode_jax._files.archive import fields_of
 from geode_jax._files.checkpoint import Checkpoint, Found
 from geode_jax._runtime.blas import lapack_turn
 from geode_jax._runtime.compilation import drop_programs_if_many, quickly_compiled
+from geode_jax._runtime.devices import everywhere
 from geode_jax._typing import Array, Int, KeyArray
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, missing_norms, step, without_rows
 from geode_jax.gibbs.packing import packed, unpacked
@@ -103,7 +104,7 @@ def _segment(
         check_vma=False,
     )
     chains, draws = apart(keys, chains, problems)
-    return chains, lax.with_sharding_constraint(draws, NamedSharding(mesh, PartitionSpec()))
+    return chains, lax.with_sharding_constraint(draws, everywhere(mesh))
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -170,12 +171,12 @@ def run_chains(
     """
     drop_programs_if_many()
     # a sweep factors matrices only if rows have missing features
-    limit = contextlib.nullcontext if problems.partial is None else partial(lapack_turn, jax.default_backend())
-    with limit():
+    lapack = contextlib.nullcontext if problems.partial is None else partial(lapack_turn, jax.default_backend())
+    with lapack():
         run = _Run(key, problems, settings, checkpoint, mesh, processes)
     try:
         while run.done < run.total:
-            with limit():
+            with lapack():
                 run.advance()
             if on_segment is not None:
                 on_segment(min(run.done, run.total), run.total)
@@ -255,7 +256,7 @@ class _Run:
         return True
 
     @property
-    def _waits(self) -> bool:
+    def _saves_own_chains(self) -> bool:
         """Whether every process saves chains of its own, and waits for the others to have saved theirs."""
         return self.checkpoint is not None and not self.processes.is_alone
 
@@ -296,13 +297,13 @@ class _Run:
         fetched = fetch if self.processes.is_alone else fetch_own
         leaves = [] if self.checkpoint is None else jax.tree.leaves(fetched(chains))
         try:
-            # With missing values a sweep factors matrices, under the caller's limit on BLAS threads: it must end here.
+            # With missing values a sweep factors matrices, which is done in this thread's turn: it must end here.
             # So it must where processes wait for each other below: sums of a segment on its way may come in between.
-            if self.done < self.total and self.problems.partial is None and not self._waits:
+            if self.done < self.total and self.problems.partial is None and not self._saves_own_chains:
                 self.sent = self._send()
         finally:
             self._keep(first, draws, leaves)
-        if self._waits:
+        if self._saves_own_chains:
             # the next chains overwrite those before these, which every process must have saved
             self.processes.total(np.zeros(1))
 

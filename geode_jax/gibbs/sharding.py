@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from geode_jax._typing import Array
 from geode_jax.gibbs.chain import Chain
 from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, reshard
-from geode_jax.model.on_host import on_host
+from geode_jax.model.on_host import changed_on_host, on_host
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.model.problem import Problem
 from geode_jax.model.statistics import ROW_BLOCKS, Statistics
@@ -115,11 +115,13 @@ def _with_shards(statistics: AnyStatistics, mesh: Mesh, sizes: tuple[int, ...]) 
     size = statistics.is_row.shape[-1] // int((owners == jax.process_index()).sum())
     pairs = zip(sizes, counts[np.argsort(first)].tolist(), strict=True)
     rows = [np.clip(number - size * np.arange(count), 0, size) for number, count in pairs]
-    fields = {field.name: getattr(statistics, field.name) for field in dataclasses.fields(statistics)}
     num_trees = statistics.num_rows.shape[0]
-    fields["shard_rows"] = np.tile(np.concatenate(rows).astype(np.int32), (num_trees, 1))
-    fields["num_rows"] = np.full(num_trees, sum(sizes), np.int32)
-    return on_host(type(statistics), **fields | {"row_blocks": math.lcm(ROW_BLOCKS, mesh.shape[ROWS])})
+    return changed_on_host(
+        statistics,
+        shard_rows=np.tile(np.concatenate(rows).astype(np.int32), (num_trees, 1)),
+        num_rows=np.full(num_trees, sum(sizes), np.int32),
+        row_blocks=math.lcm(ROW_BLOCKS, mesh.shape[ROWS]),
+    )
 
 
 def _spread(statistics: AnyStatistics, num_nodes: int, num_devices: int) -> AnyStatistics:
@@ -129,20 +131,20 @@ def _spread(statistics: AnyStatistics, num_nodes: int, num_devices: int) -> AnyS
     more = -num_places % row_blocks
     if isinstance(statistics, CandidateStatistics) and (more or statistics.residual.shape[1] != num_devices):
         statistics = reshard(statistics, num_nodes, num_devices, num_places + more)
-    fields = {field.name: getattr(statistics, field.name) for field in dataclasses.fields(statistics)}
+    padded = {}
     if more and isinstance(statistics, Statistics):
         for name in ("residual", "squared"):
-            leaf = fields[name]
-            fields[name] = np.pad(leaf, [(0, more if axis == 2 else 0) for axis in range(leaf.ndim)])
-    return on_host(type(statistics), **fields | {"row_blocks": row_blocks})
+            leaf = getattr(statistics, name)
+            padded[name] = np.pad(leaf, [(0, more if axis == 2 else 0) for axis in range(leaf.ndim)])
+    return changed_on_host(statistics, **padded, row_blocks=row_blocks)
 
 
 def check_same(problems: Problem, processes: Processes = ALONE) -> None:
     """Raise ValueError unless every process has the same problem: each process learned it separately.
 
-    Where `processes` bring their own rows, but for what there is of the rows.
-    Of every array only some numbers are compared, evenly spaced. Dictionaries are learned from all rows, so that a
-    difference in any row shows in nearly all statistics.
+    Where `processes` bring their own rows, the rows' statistics are not compared. Of every array only some numbers are,
+    evenly spaced. Dictionaries are learned from all rows, so that a difference in any row shows in nearly all
+    statistics.
     """
     if not processes.is_alone:
         problems = eqx.tree_at(lambda it: it.statistics, problems, None)

@@ -213,7 +213,7 @@ class PosteriorPredictive(Distribution):
         if self.space is not None:
             rows = space_coordinates(self.space, rows)
         by_tree = log_density_by_tree(self.dictionary, self.draws, rows)
-        total = jax.nn.logsumexp(by_tree, axis=1) - jnp.log(by_tree.shape[1]) - jnp.log(self.scale).sum()
+        total = jax.nn.logmeanexp(by_tree, axis=1) - jnp.log(self.scale).sum()
         total = total.reshape(scaled.shape[:-1])
         if self.features is None:
             return total

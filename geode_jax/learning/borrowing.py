@@ -45,11 +45,11 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
 
 
 def with_unknown(noise: np.ndarray, training: Training) -> np.ndarray:
-    """The typical noise (S,) as a prior may count it: of some rows, one feature's noise is unknown.
+    """The typical noise (S,) as the prior counts it: in a share of the prior's rows one feature has `UNKNOWN_NOISE`.
 
-    So it is of all rows at the root, which must be able to take up a row unlike all others. At other scales it is of
-    the share of rows that miss features. Filled features have no noise of their own, and where few are seen, nodes pass
-    near all that is seen of a row: intervals of its hidden features would be too narrow.
+    The share is 1 at the root, which must be able to take up a row unlike all others. At other scales it is the share
+    of rows that miss features. Filled features have no noise of their own, and where few are seen, nodes pass near all
+    that is seen of a row: intervals of its hidden features would be too narrow.
     """
     share = np.zeros(noise.size)
     if training.is_observed is not None:
@@ -106,7 +106,7 @@ def _sibling(node: int) -> int:
 
 def _sum_of_squares(training: Training, rows: np.ndarray, subspaces: Subspaces, own: int, node: int) -> np.ndarray:
     """Sums of squared coordinates of rows along the directions of `node`, about the centre of `own`, (d,)."""
-    holdout = np.zeros(rows.size, dtype=int) if training.folds is None else 1 + training.folds[rows]
+    holdout = training.holdouts_of(rows)
     total = np.zeros(subspaces.bases.shape[3])
     for number in np.unique(holdout):
         centred = training.x[rows[holdout == number]] - subspaces.centres[number, own]

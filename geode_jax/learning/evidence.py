@@ -52,7 +52,8 @@ class HeldOutStatistics(NamedTuple):
 class QuickMixture(NamedTuple):
     """Parameters at the present `nodes`: log weights and noise variances (K',), variances along directions (K', d).
 
-    `freedom`, (K',): degrees of freedom of the residuals from which the noise was estimated.
+    The noise was estimated from the nodes' sums of squared residuals, `residual`, and their degrees of freedom,
+    `freedom`, (K',) each.
     """
 
     nodes: np.ndarray
@@ -60,6 +61,7 @@ class QuickMixture(NamedTuple):
     noise: np.ndarray
     variance: np.ndarray
     has_direction: np.ndarray
+    residual: np.ndarray
     freedom: np.ndarray
 
     def of_complete_rows(self, num_features: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -225,11 +227,12 @@ def _m_step(rows: HeldOutStatistics, share: np.ndarray) -> QuickMixture:
     count = share.sum(axis=1)
     freedom_per_feature = 1.0 - rows.has_direction.sum(axis=1) / rows.num_features
     freedom = freedom_per_feature * (share @ rows.num_observed)
-    noise = _noise(rows.nodes, (share * rows.residual).sum(axis=1), freedom)
+    residual = (share * rows.residual).sum(axis=1)
+    noise = _noise(rows.nodes, residual, freedom)
     second = _matmul(share.astype(rows.squared.dtype)[:, None, :], rows.squared)[:, 0, :]
     variance = _variance(second, count, noise)
     log_weight = _log_weight(count, share.shape)
-    return QuickMixture(rows.nodes, log_weight, noise, variance, rows.has_direction, freedom)
+    return QuickMixture(rows.nodes, log_weight, noise, variance, rows.has_direction, residual, freedom)
 
 
 def _log_weight(count: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -271,20 +274,19 @@ def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces)
     off, along, seen, used = (processes.total(np.asarray(values)) for values in found)
     # sampled rows stand for all rows of their cell
     weight = count / used
+    residual = weight * off
     freedom = weight * seen * (1.0 - ranks / num_features)
-    noise = _noise(nodes, weight * off, freedom)
+    noise = _noise(nodes, residual, freedom)
     has_direction = np.arange(along.shape[1]) < ranks[:, None]
     variance = _variance(along, used, noise)
-    return QuickMixture(nodes, np.log(count / count.sum()), noise, variance, has_direction, freedom)
+    return QuickMixture(nodes, np.log(count / count.sum()), noise, variance, has_direction, residual, freedom)
 
 
 def residuals_of_scales(mixture: QuickMixture, num_scales: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sum of squares of the residuals that a mixture's noise comes from, and their degrees of freedom, (S,) each."""
+    """Sums of squared residuals that a mixture's noise comes from, and their degrees of freedom, (S,) each."""
     scale = _scale_of(mixture.nodes)
     freedom = np.bincount(scale, mixture.freedom, num_scales)
-    noise = np.zeros(num_scales)
-    noise[scale] = mixture.noise
-    return np.maximum(noise * (freedom + 1.0) - 1.0, 0.0), freedom  # without the one of `_noise`
+    return np.bincount(scale, mixture.residual, num_scales), freedom
 
 
 def _scale_of(nodes: np.ndarray) -> np.ndarray:
@@ -326,10 +328,10 @@ def statistics_at_node(
     training: Training, rows: np.ndarray, subspaces: Subspaces, node: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """:func:`statistics_at` one node, (m,) and (m, d)."""
-    x, folds, is_observed = training.x, training.folds, training.is_observed
+    x, is_observed = training.x, training.is_observed
     residual = np.zeros(rows.size, dtype=x.dtype)
     squared = np.zeros((rows.size, subspaces.bases.shape[3]), dtype=x.dtype)
-    holdout = np.zeros(rows.size, dtype=int) if folds is None else 1 + folds[rows]
+    holdout = training.holdouts_of(rows)
     for number in np.flatnonzero(np.bincount(holdout)):
         centre, basis = subspaces.centres[number, node], subspaces.bases[number, node]
         inside = np.flatnonzero(holdout == number)

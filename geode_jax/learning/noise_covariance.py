@@ -168,7 +168,7 @@ def learn_whitened_subspaces(
 
     for number, root in enumerate(roots):
         on_share(number / len(holdouts))
-        whitened = _whitened(x, root, scratch, processes.products)
+        whitened = _whitened_by(x, root, scratch, processes.products)
         shared = learn_root(whitened, trees[0][1], folds, [holdouts[number]], processes)
         # whole trees side by side: the few cells of a tree's first scales would leave cores idle
         learn_tree = functools.partial(learn, whitened, number=number, shared=shared)
@@ -181,7 +181,7 @@ def _scratch(x: Rows, processes: Processes) -> np.ndarray | None:
     return None if isinstance(x, View) and not processes.is_alone else np.empty(x.shape, x.dtype)
 
 
-def _whitened(x: Rows, root: NoiseRoot, scratch: np.ndarray | None, products: Products) -> Rows:
+def _whitened_by(x: Rows, root: NoiseRoot, scratch: np.ndarray | None, products: Products) -> Rows:
     """Rows whitened by a root: written to `scratch`, or computed when they are read."""
     if scratch is None:
         return Product(x, [root.whitening])
@@ -191,7 +191,7 @@ def _whitened(x: Rows, root: NoiseRoot, scratch: np.ndarray | None, products: Pr
     return scratch
 
 
-def whiten(x: np.ndarray, roots: list[NoiseRoot], folds: np.ndarray) -> np.ndarray:
+def whiten_in_place(x: np.ndarray, roots: list[NoiseRoot], folds: np.ndarray) -> np.ndarray:
     """Rows of x, (n, D), whitened in place, each by the root without its fold; rows in no fold are left unchanged."""
     for fold, root in enumerate(roots[1:]):
         matrix, rows = root.whitening.astype(x.dtype), np.flatnonzero(folds == fold)
@@ -200,12 +200,12 @@ def whiten(x: np.ndarray, roots: list[NoiseRoot], folds: np.ndarray) -> np.ndarr
     return x
 
 
-def whitened(training: Training, roots: list[NoiseRoot]) -> Training:
+def whiten_training(training: Training, roots: list[NoiseRoot]) -> Training:
     """Rows in folds, each whitened by the root without its fold: in place, or, as in :func:`_scratch`, when read."""
     x, folds = training.x, training.own_folds
     if isinstance(x, View) and not training.processes.is_alone:
         return training._replace(x=Product(x, [root.whitening for root in roots[1:]], folds))
-    return training._replace(x=whiten(as_array(x), roots, folds))
+    return training._replace(x=whiten_in_place(as_array(x), roots, folds))
 
 
 def deviation_off_subspaces(
@@ -237,7 +237,7 @@ def _residuals_along_axes(
     square, share = np.zeros(x.shape[1]), np.full(x.shape[1], np.finfo(x.dtype).eps)
     scratch = _scratch(x, cells.processes)
     for fold, root in enumerate(roots):
-        whitened = _whitened(x, root, scratch, cells.processes.products)
+        whitened = _whitened_by(x, root, scratch, cells.processes.products)
         found = learn_subspaces(whitened, cells, options, folds, [(fold,)])
         for node in range(len(cells.cells)):
             rows = cells.cell(node)
@@ -278,7 +278,9 @@ def try_noise_covariance(
     roots = covariances.roots(deviation)
     (found,) = learn_whitened_subspaces(x, roots, [(partition, options)], folds)
     rows = judged_rows(folds, training.processes)
-    judged = Training(whiten(x[rows], roots, folds[rows]), num_features, folds[rows], processes=training.processes)
+    judged = Training(
+        whiten_in_place(x[rows], roots, folds[rows]), num_features, folds[rows], processes=training.processes
+    )
     judged = judged.taken(np.arange(rows.size))
     evidence = evidence_of(judged, rows, partition, found)
     gain = evidence.log_likelihood() - num_features * np.log(roots[0].unit) - without

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax.learning.evidence import Evidence, Gain, cross_fitted_evidence
 from geode_jax.learning.subspaces import (
     Cell,
     SubspaceOptions,
     Subspaces,
+    empty_subspaces,
     join_holdouts,
     learn_root,
     learn_subspaces,
@@ -131,8 +131,7 @@ def learn_subspaces_in_span(
     num_holdouts, num_features, rank = span.bases.shape
     num_nodes, num_directions = len(partition.cells), min(options.max_rank, rank)
     options = options._replace(max_rank=num_directions)
-    centres = aligned_zeros((num_holdouts, num_nodes, num_features), x.dtype)
-    bases = aligned_zeros((num_holdouts, num_nodes, num_features, num_directions), x.dtype)
+    centres, bases = empty_subspaces(num_holdouts, num_nodes, num_features, num_directions, x.dtype)
     ranks = np.full((num_holdouts, num_nodes), 0, dtype=np.int32)
     for number, (centre, basis, holdout) in enumerate(zip(span.centres, span.bases, holdouts, strict=True)):
         coordinates = _coordinates(x, centre, basis, processes.products)
@@ -145,7 +144,7 @@ def learn_subspaces_in_span(
     return with_common_ranks(centres, bases, ranks)
 
 
-def learn_roots(training: Training, options: SubspaceOptions) -> list[Cell]:
+def learn_root_cells(training: Training, options: SubspaceOptions) -> list[Cell]:
     """What all trees have as their root, of all rows and without each fold."""
     pairs = training.each(training.holdouts)
     return [cell for x, some in pairs for cell in learn_root(x, options, training.folds, some, training.processes)]
@@ -156,17 +155,17 @@ def learn_dictionaries(
     partition: Partition,
     options: SubspaceOptions,
     span: Span | None = None,
-    roots: list[Cell] | None = None,
+    root_cells: list[Cell] | None = None,
 ) -> Subspaces:
     """A tree's dictionaries, of all rows and without each fold; within the span if there is one.
 
-    `roots`: those of :func:`learn_roots`, for several trees; not used within a span.
+    `root_cells`: those of :func:`learn_root_cells`, for several trees; not used within a span.
     """
     parts, done, folds = [], 0, training.folds
     for x, some in training.each(training.holdouts):
         if span is None:
-            own_roots = None if roots is None else roots[done : done + len(some)]
-            found = learn_subspaces(x, partition, options, folds, some, root=own_roots)
+            own_cells = None if root_cells is None else root_cells[done : done + len(some)]
+            found = learn_subspaces(x, partition, options, folds, some, root=own_cells)
         else:
             own = Span(*(leaf[done : done + len(some)] for leaf in span))
             found = learn_subspaces_in_span(x, own, partition, options, folds, some)

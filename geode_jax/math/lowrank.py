@@ -17,8 +17,9 @@ be, and the Cholesky factor of M always exists.
 On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the calling
 thread. Two calls that do not depend on each other may run at once, block all threads of a small pool, and deadlock
 (seen with jaxlib 0.10.2 on 2 cores). So every function here is one chain of dependent calls, and callers must not run
-two chains in parallel. Loops do not keep them apart: XLA takes out those of one round. Where the data would not, a one
-that XLA cannot know beforehand does (:func:`_one_after`); `tests/test_lapack_chain.py` looks at what XLA has compiled.
+two chains in parallel. A loop does not keep two chains apart, as XLA removes loops of one round. Where the second chain
+does not depend on the first, :func:`_one_after` makes it: a factor of 1 that XLA cannot compute in advance.
+`tests/test_lapack_chain.py` looks at what XLA has compiled. `_runtime/blas.py` says what else blocks.
 """
 
 from collections.abc import Callable

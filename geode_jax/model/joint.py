@@ -65,7 +65,7 @@ def log_prior_stop_concentration(state: State, prior: Prior) -> Float[Array, ""]
     return shape * jnp.log(rate) - gammaln(shape) + (shape - 1.0) * log_a - rate * jnp.exp(log_a)
 
 
-def log_prior_scales(state: State, borrowed: Borrowed) -> Float[Array, ""]:
+def log_prior_signal(state: State, borrowed: Borrowed) -> Float[Array, ""]:
     """Log p(u | tau), over active directions, with the factor of the borrowed rows; the normaliser depends on tau."""
     log_delta = state.log_delta
     log_u_density = (
@@ -100,7 +100,7 @@ def log_joint(state: State, sums: NodeSums, problem: Problem) -> Float[Array, ""
         + log_membership(state, sums, tree)
         + log_prior_weights(state, tree, prior)
         + log_prior_stop_concentration(state, prior)
-        + log_prior_scales(state, problem.borrowed)
+        + log_prior_signal(state, problem.borrowed)
         + log_prior_shrinkage(state, prior)
         + log_prior_noise(state, prior, problem.borrowed, num_features)
     )

@@ -17,3 +17,9 @@ def on_host(kind: type[Module], **arrays: Any) -> Module:
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         object.__setattr__(module, field.name, arrays.get(field.name, field.default))
     return module
+
+
+def changed_on_host(module: Module, **arrays: Any) -> Module:
+    """The same module but for some of its fields, as by :func:`on_host`."""
+    kept = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}  # type: ignore[arg-type]
+    return on_host(type(module), **kept | arrays)

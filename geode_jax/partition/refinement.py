@@ -37,8 +37,8 @@ def refined(x: np.ndarray, is_right: np.ndarray, min_cell_size: int) -> np.ndarr
     """The cut of rows x, (n, D), with rows moved: True is right, (n,); no side gets fewer than `min_cell_size` rows.
 
     Both sides have the number of directions that describes the rows best where the cut was, each row without itself.
-    With fewer rows than features a side's normal is told by its own rows as no other row could be, so that rows would
-    stay or go in crowds: such cuts are left as they are, and no side becomes so small.
+    With fewer rows than features a side's normal fits its own rows far better than any other, so rows would never
+    change sides, or all at once. Such cuts are left as they are, and no side becomes so small.
     """
     varying = x.max(axis=0) > x.min(axis=0)  # rows are complete, else NaN would make a feature constant
     num_rows, num_features = len(x), int(varying.sum())

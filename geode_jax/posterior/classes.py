@@ -69,13 +69,13 @@ class ClassPosterior(eqx.Module):
         return Frame(self.shift, self.scale, features=self.features)
 
     @property
-    def of_features(self) -> np.ndarray | slice:
+    def varying_features(self) -> np.ndarray | slice:
         """The index of the features that count."""
         return slice(None) if self.features is None else self.features
 
     def log_density_outside(self, x: np.ndarray) -> np.ndarray:
         """What to add to a member's log density of complete rows ``x`` to get it in the data's units, (n,)."""
-        jacobian = np.full(x.shape[0], -np.log(self.scale[self.of_features]).sum())
+        jacobian = np.full(x.shape[0], -np.log(self.scale[self.varying_features]).sum())
         return jacobian if self.reduction is None else jacobian + self.reduction.log_density_outside(x)
 
     def power_at(self, share: np.ndarray) -> np.ndarray:

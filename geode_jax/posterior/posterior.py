@@ -112,7 +112,7 @@ class Posterior(eqx.Module):
 
     @property
     def of_varying(self) -> "Posterior":
-        """That of the features that vary alone: V is its D."""
+        """The same posterior of the features that vary only: its D is V."""
         if self.features is None:
             return self
         return dataclasses.replace(

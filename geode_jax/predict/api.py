@@ -23,7 +23,7 @@ from geode_jax.predict.rows import (
     check_rows,
     map_partial_rows,
     map_rows,
-    of_features,
+    nodes_in_features,
     partial_log_density_by_tree,
     partial_row_bytes,
     thinned,
@@ -103,7 +103,7 @@ def log_density_draws(
         return by_draw + posterior.log_jacobian
 
     def of_partial(posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
-        nodes = of_features(posterior)
+        nodes = nodes_in_features(posterior)
         by_draw = map_partial_rows(
             log_densities_partial,
             (nodes, draws),

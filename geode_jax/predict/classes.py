@@ -49,8 +49,8 @@ def class_log_densities(
     if num_draws is not None:
         check_integer(num_draws, "num_draws", 1)
     wanted = CANDIDATES if num_candidates is None else check_integer(num_candidates, "num_candidates", 1)
-    counts = posterior.of_features
-    is_partial = np.isnan(data[:, counts]).any(axis=1)
+    varying = posterior.varying_features
+    is_partial = np.isnan(data[:, varying]).any(axis=1)
     # complete and partial rows of one call get the same draws: the smaller number
     num_draws = num_draws or (PARTIAL_CLASS_DRAWS if is_partial.any() else CLASS_DRAWS)
     num_draws = min(num_draws, *(member.num_chains * member.num_draws for member in posterior.members))
@@ -60,7 +60,7 @@ def class_log_densities(
             missing = np.isnan(data[rows])
             with jax_settings(within.dtype), one_blas_thread():
                 x = to_model(np.where(missing, within.shift, data[rows]), within.frame, within.dtype)
-                is_observed = ~missing[:, counts]
+                is_observed = ~missing[:, varying]
                 if not is_observed.all():
                     parts.append(_partial(within, x, is_observed.astype(x.dtype), num_draws, wanted))
                 else:
@@ -86,7 +86,7 @@ def class_log_probabilities(
     check_instance(vote, "vote", bool)
     check_instance(posterior, "posterior", ClassPosterior)
     data = check_data(X, "X", allow_nan=True, num_features=posterior.num_features)
-    share = (~np.isnan(data[:, posterior.of_features])).mean(axis=1, keepdims=True)
+    share = (~np.isnan(data[:, posterior.varying_features])).mean(axis=1, keepdims=True)
     found = np.empty((data.shape[0], posterior.num_classes))
     # apart, as a complete row's number of draws must not depend on whether another row has gaps
     for rows in (np.flatnonzero(share == 1.0), np.flatnonzero(share < 1.0)):
@@ -130,7 +130,7 @@ def _complete(posterior: ClassPosterior, x: np.ndarray, num_draws: int) -> np.nd
 def _partial(
     posterior: ClassPosterior, x: np.ndarray, is_observed: np.ndarray, num_draws: int, num_candidates: int
 ) -> np.ndarray:
-    jacobian = -(is_observed @ np.log(posterior.scale[posterior.of_features]))[:, None]
+    jacobian = -(is_observed @ np.log(posterior.scale[posterior.varying_features]))[:, None]
     reduction = posterior.reduction
     found = []
     shown = None

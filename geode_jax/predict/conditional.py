@@ -25,8 +25,8 @@ from geode_jax.predict.rows import (
     features_and_mask,
     in_row_space,
     map_partial_rows,
+    nodes_in_features,
     num_wanted,
-    of_features,
     partial_log_density_by_tree,
     partial_row_bytes,
     thinned,
@@ -130,7 +130,7 @@ class Conditional:
             x, is_observed = features_and_mask(posterior, self.rows[rows])
             return map_partial_rows(
                 conditional_draws,
-                (key, of_features(posterior), draws, self._index()),
+                (key, nodes_in_features(posterior), draws, self._index()),
                 x,
                 is_observed,
                 rows.astype(np.int32),
@@ -237,7 +237,7 @@ class Conditional:
         draws = thinned(self.posterior, self.num_draws)
         return map_partial_rows(
             conditional_summary,
-            (of_features(self.posterior), draws, self._index()),
+            (nodes_in_features(self.posterior), draws, self._index()),
             x,
             is_observed,
             posterior=self.posterior,
@@ -262,7 +262,7 @@ class Conditional:
 
 
 class _BesideConstants(Conditional):
-    """The same where some features never varied: these depend on no others."""
+    """A conditional distribution where some features never varied: these are independent of all others."""
 
     def _parts(self) -> tuple[Conditional | None, np.ndarray, np.ndarray]:
         """The distribution of the wanted features that vary (None: of none), their columns, and those of the rest."""

@@ -71,7 +71,9 @@ def p_values_by_pattern(
         members = np.flatnonzero(pattern_of.reshape(-1) == number)
         is_usable = ~np.isnan(rows[:, ~is_missing]).any(axis=1)
         if not is_usable.any():
-            raise ValueError(f"calibration: expected rows that show what X[{members[0]}] shows, and there are none")
+            raise ValueError(
+                f"calibration: expected complete rows, got none with values in all features that X[{members[0]}] shows"
+            )
         reference = score(np.where(is_missing, np.nan, rows[is_usable]))
         found[members] = p_values(score(data[members]), reference)
     return found

@@ -117,7 +117,7 @@ def log_density_by_tree(dictionary: Dictionary, draws: Draw, x: Float[Array, "n 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
         tree_dictionary, tree_draws = inputs
         by_draw = log_density_by_draw(tree_dictionary, tree_draws, x)
-        return jax.nn.logsumexp(by_draw, axis=1) - jnp.log(by_draw.shape[1])
+        return jax.nn.logmeanexp(by_draw, axis=1)
 
     return lax.map(one_tree, (dictionary, draws)).T
 

@@ -25,7 +25,7 @@ from geode_jax.predict.rows import (
     check_rows,
     map_partial_rows,
     map_rows,
-    of_features,
+    nodes_in_features,
     partial_row_bytes,
 )
 
@@ -51,7 +51,7 @@ def intrinsic_dimension(
         )
 
     def of_partial(posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
-        nodes = of_features(posterior)
+        nodes = nodes_in_features(posterior)
         return map_partial_rows(
             _node_probabilities_partial,
             (nodes, draws),

@@ -57,12 +57,12 @@ def by_distance(
 
 def is_far(posterior: Posterior | ClassPosterior, data: np.ndarray, rows: np.ndarray) -> Bool[np.ndarray, "n"]:
     """Whether the observed part of each of these rows is too far from the data for float32, or for a space in it."""
-    counts = posterior.of_features if isinstance(posterior, ClassPosterior) else slice(None)
-    shift, scale = posterior.shift[counts], posterior.scale[counts]
+    varying = posterior.varying_features if isinstance(posterior, ClassPosterior) else slice(None)
+    shift, scale = posterior.shift[varying], posterior.scale[varying]
     mean_square, is_partial = np.zeros(rows.size), np.zeros(rows.size, dtype=bool)
     with np.errstate(over="ignore", invalid="ignore"):
         for part in slices(rows.size, data.shape[1]):
-            own = data[rows[part]][:, counts]
+            own = data[rows[part]][:, varying]
             is_partial[part] = np.isnan(own).any(axis=1)
             mean_square[part] = np.nansum(np.square((own - shift) / scale), axis=1) / shift.size
     found = mean_square > FARTHEST_IN_FLOAT32**2

@@ -82,7 +82,7 @@ def _leave_one_out(dictionary: Dictionary, draws: Draw, statistics: AnyStatistic
     def one_tree(inputs: tuple[Dictionary, Draw, AnyStatistics]) -> Array:
         log_density = log_density_of_statistics(*inputs)
         num_draws = log_density.shape[1]
-        log_mean = jax.nn.logsumexp(-log_density, axis=1, keepdims=True) - jnp.log(num_draws)
+        log_mean = jax.nn.logmeanexp(-log_density, axis=1, keepdims=True)
         log_ratio = jnp.minimum(-log_density, log_mean + 0.5 * jnp.log(num_draws))
         return jax.nn.logsumexp(log_ratio + log_density, axis=1) - jax.nn.logsumexp(log_ratio, axis=1)
 

@@ -103,7 +103,7 @@ def _parameters(draw: Draw, dictionary: Dictionary) -> _Parameters:
 
 def _mean_parameters(draws: Draw, dictionary: Dictionary) -> _Parameters:
     log_sigma2 = draws.log_sigma2.mean(axis=0)[jnp.asarray(dictionary.tree.scale)]
-    log_weights = jax.nn.logsumexp(draws.log_weights, axis=0) - jnp.log(draws.log_weights.shape[0])
+    log_weights = jax.nn.logmeanexp(draws.log_weights, axis=0)
     return _Parameters(draws.neg_log_u.mean(axis=0), log_sigma2, log_weights)
 
 
@@ -336,7 +336,7 @@ def merged_mixture(
 def log_density_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_candidates: int) -> Float[Array, "b F"]:
     """Log marginal density under each tree of the observed features, each divided by its scale."""
     by_draw = log_densities_partial(nodes, draws, seen, num_candidates=num_candidates)
-    return jax.nn.logsumexp(by_draw, axis=2) - jnp.log(by_draw.shape[2])
+    return jax.nn.logmeanexp(by_draw, axis=2)
 
 
 @partial(quickly_compiled, static_argnames="num_candidates")
@@ -353,7 +353,7 @@ def log_densities_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_cand
 def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, num_seen: int) -> int:
     """Upper estimate of the bytes a partial row takes in a block; `num_seen` is 0 where the noise is isotropic."""
     rank, features, nodes = dictionary.max_rank, dictionary.num_features, dictionary.tree.num_nodes
-    screened = SCREEN_RANK if rank >= 2 * SCREEN_RANK and num_candidates < nodes else rank
+    screened = _screened_rank(dictionary, num_candidates)
     numbers = _numbers_of_nodes(dictionary, num_candidates, num_draws)
     if num_seen:
         numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank) + nodes * screened * rank
@@ -369,10 +369,16 @@ def bytes_in_space(dictionary: Dictionary, num_candidates: int, num_draws: int) 
     return dictionary.centres.dtype.itemsize * (numbers + features * (8 + 4 * num_trees * num_candidates))
 
 
+def _screened_rank(dictionary: Dictionary, num_candidates: int) -> int:
+    """How many directions of every node are looked at to find the candidates."""
+    is_screened = is_ranked(dictionary) and num_candidates < dictionary.tree.num_nodes
+    return SCREEN_RANK if is_screened else dictionary.max_rank
+
+
 def _numbers_of_nodes(dictionary: Dictionary, num_candidates: int, num_draws: int) -> int:
     """How many numbers per row do not grow with the features."""
     rank, nodes = dictionary.max_rank, dictionary.tree.num_nodes
-    screened = SCREEN_RANK if rank >= 2 * SCREEN_RANK and num_candidates < nodes else rank
+    screened = _screened_rank(dictionary, num_candidates)
     numbers = nodes * (3 * screened * (screened + 4) + 4 * rank) + num_candidates * (6 * rank * rank + num_draws)
     # a quarter of a pair at once; some more of few rows
     return numbers + min(num_draws, DRAWS_AT_ONCE) * rank * (rank + 4)

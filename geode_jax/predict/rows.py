@@ -75,7 +75,7 @@ def in_row_space(posterior: Posterior, x: np.ndarray) -> np.ndarray:
     return np.asarray(map_row_blocks(space_coordinates, (space,), x, bytes_per_row=4 * x.itemsize * x.shape[1]))
 
 
-def of_features(posterior: Posterior) -> Nodes:
+def nodes_in_features(posterior: Posterior) -> Nodes:
     """The nodes in coordinates of the features divided by their scales, which partial rows need.
 
     Kept as long as the posterior's dictionary is: to make them can take longer than to fill in a few rows.
@@ -85,7 +85,7 @@ def of_features(posterior: Posterior) -> Nodes:
         return Nodes(posterior.dictionary, None)
     parts = [*jax.tree.leaves(posterior.dictionary), root]
     key = tuple(map(id, parts))
-    found = _of_features.get(key)
+    found = _NODES_IN_FEATURES.get(key)
     if found is None:
         with jax_settings(posterior.dtype):
             # other LAPACK calls must not run beside it (math/lowrank.py)
@@ -97,13 +97,13 @@ def of_features(posterior: Posterior) -> Nodes:
             if mesh is not None:
                 found = jax.device_put(found, everywhere(mesh))
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(found)):
-            _of_features[key] = found
+            _NODES_IN_FEATURES[key] = found
             for part in parts:
-                weakref.finalize(part, _of_features.pop, key, None)
+                weakref.finalize(part, _NODES_IN_FEATURES.pop, key, None)
     return found
 
 
-_of_features: dict[tuple[int, ...], Nodes] = {}
+_NODES_IN_FEATURES: dict[tuple[int, ...], Nodes] = {}
 
 
 def node_in_features(
@@ -111,7 +111,7 @@ def node_in_features(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Centre, (D,), and basis, (D, d), of one node in float64, of `features` (None: all) divided by their scales."""
     some = slice(None) if features is None else features
-    dictionary = of_features(posterior).dictionary
+    dictionary = nodes_in_features(posterior).dictionary
     parts = dictionary.centres[tree, node], dictionary.bases[tree, node]
     centre, basis = (np.asarray(part, np.float64) for part in parts)
     if posterior.row_space is None:
@@ -240,7 +240,7 @@ def partial_log_density_by_tree(
     posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray, num_candidates: int
 ) -> np.ndarray:
     """Log density under each tree, (n, F), of the observed features, each divided by its scale."""
-    nodes = of_features(posterior)
+    nodes = nodes_in_features(posterior)
     by_tree = map_partial_rows(
         log_density_partial,
         (nodes, draws),

@@ -90,7 +90,7 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
     varying = slice(None) if features is None else features
     squares = 0.0
     for rows in slices(*data.shape):
-        block = _of_features(data[rows], features)
+        block = _columns(data[rows], features)
         if features is not None and (tells_nothing := np.isnan(block).all(axis=1)).any():
             number = rows.start + int(np.argmax(tells_nothing))
             raise ValueError(f"X: expected observed values of features that vary, but row {number} has none")
@@ -105,12 +105,12 @@ def to_model(data: np.ndarray | RowFiles, frame: Frame, dtype: np.dtype) -> np.n
     The subtraction is in float64, so that data far from the origin lose no digits. Coordinates are bounded, so that
     their squares are finite in this type.
     """
-    shift, scale = (_of_features(values, frame.features) for values in (frame.shift, frame.scale))
+    shift, scale = (_columns(values, frame.features) for values in (frame.shift, frame.scale))
     x = np.empty((len(data), shift.size), dtype)
     inverse, farthest = frame.inverse_root, FARTHEST[x.dtype.name]
     for rows in slices(*data.shape):
         with np.errstate(over="ignore"):
-            scaled = (_of_features(data[rows], frame.features) - shift) / scale
+            scaled = (_columns(data[rows], frame.features) - shift) / scale
         np.clip(scaled, -farthest, farthest, out=scaled)
         x[rows] = scaled if inverse is None else scaled @ inverse
     return x
@@ -119,11 +119,11 @@ def to_model(data: np.ndarray | RowFiles, frame: Frame, dtype: np.dtype) -> np.n
 def view_in_model(data: np.ndarray | RowFiles, frame: Frame, dtype: np.dtype) -> View:
     """:func:`to_model` as a view, which converts rows when they are indexed; only for frames without a root."""
     assert frame.root is None
-    scale, shift = (_of_features(values, frame.features) for values in (frame.scale, frame.shift))
+    scale, shift = (_columns(values, frame.features) for values in (frame.scale, frame.shift))
     return View(data, scale, shift, dtype, frame.features)
 
 
-def _of_features(values: np.ndarray, features: np.ndarray | None) -> np.ndarray:
+def _columns(values: np.ndarray, features: np.ndarray | None) -> np.ndarray:
     """Values of some features, along the last axis, in C order; of all where `features` is None."""
     return values if features is None else values.take(features, axis=-1)
 

@@ -50,6 +50,14 @@ class Training(NamedTuple):
             raise ValueError("these rows have no folds")
         return self.folds
 
+    def folds_of(self, rows: np.ndarray) -> np.ndarray:
+        """Folds of some rows, (m,); all 0 if there are none."""
+        return np.zeros(rows.size, dtype=int) if self.folds is None else self.folds[rows]
+
+    def holdouts_of(self, rows: np.ndarray) -> np.ndarray:
+        """Which of :attr:`holdouts` left out the fold of each of some rows, (m,); all 0 if there are no folds."""
+        return np.zeros(rows.size, dtype=int) if self.folds is None else 1 + self.folds[rows]
+
     @property
     def mask(self) -> np.ndarray:
         """Which entries were not filled, (n, D)."""
