@@ -425,6 +425,17 @@ def test_a_feature_that_is_never_seen_has_no_size(factor_rows):
     assert 0.0 < fill._size(Training(factor_rows, 6, None, ~is_hidden)) < 10.0
 
 
+def test_a_feature_with_one_seen_value_has_no_size(factor_rows):
+    """A class may show one value of a feature. Fills differ from it by rounding, and are not compared with nothing."""
+    is_hidden = np.random.default_rng(1).random(factor_rows.shape) < 0.3
+    rows = factor_rows.copy()
+    others = [0, 1, 3, 4, 5]
+    rows[:, 2] = np.where(is_hidden[:, 2], 7.0 * (1.0 + 1e-7 * np.arange(200)), 7.0)
+    found = fill._size(Training(rows, 6, None, ~is_hidden))
+    assert found == pytest.approx(fill._size(Training(rows[:, others], 5, None, ~is_hidden[:, others])))
+    assert found < 1.0
+
+
 def test_rounds_without_folds(factor_rows):
     """All rows are then filled by the dictionary of all rows."""
     is_hidden = np.random.default_rng(1).random(factor_rows.shape) < 0.1

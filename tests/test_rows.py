@@ -270,7 +270,7 @@ def test_a_mapped_file_is_learned_from_as_an_array_is(case, dtype, tmp_path, mon
 
 @pytest.mark.parametrize(("is_mapped", "is_missing"), [(False, False), (True, False), (True, True)])
 def test_room_for_the_rows_of_a_mapped_file(is_mapped, is_missing, tmp_path, monkeypatch):
-    """Is needed only where values are missing, and rows are filled."""
+    """Is needed only where values are missing: then for rows as filled for each of six dictionaries, and two copies."""
     x = _curved(60, 6)
     x[::3, 2] = np.nan if is_missing else 100.0
     np.save(tmp_path / "rows.npy", x)
@@ -280,7 +280,7 @@ def test_room_for_the_rows_of_a_mapped_file(is_mapped, is_missing, tmp_path, mon
     monkeypatch.setattr(single, "warn_if_too_large", needed)
     with pytest.raises(RuntimeError):
         geode_jax.fit(jax.random.key(0), data, dictionary=settings)
-    assert needed.call_args.args[0]["rows"] == (0 if is_mapped and not is_missing else x.nbytes)
+    assert needed.call_args.args[0]["rows"] == (8 if is_missing else 1 - is_mapped) * x.nbytes
 
 
 def test_a_mapped_file_with_missing_values(tmp_path):

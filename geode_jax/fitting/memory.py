@@ -35,6 +35,8 @@ def bytes_needed(
     noise = plan.request.noise_covariance
     has_none = noise is None or plan.num_features > noise.max_features or (is_mapped and is_divided)
     copies = 1 if has_none else 2
+    if plan.num_partial > 0:  # as filled for each dictionary, as read in the last round of fills, and in units of noise
+        copies = 2 + plan.num_holdouts
     # with far fewer rows than features, coordinates of dictionaries are those in the space of the rows; its axes are
     # there until the dictionaries have all features, and remain where these stay in the space
     coordinates = kept = plan.num_features

@@ -51,7 +51,8 @@ def fill_conditionally(training: Training, plan: Plan, seeds: list[int], show: S
     row was filled with before. And where rows are to train the dictionary without some fold, the last round fills them
     by dictionaries that left out that fold too, if there are more than two folds. Otherwise that dictionary would
     depend on the fold's rows, and intervals would be too narrow. The first fill and the rounds before the last use all
-    rows, so a dependence through these remains.
+    rows, and the last takes candidate nodes from dictionaries without the row's own fold only, and the parameters of
+    nodes from all rows; a dependence through these remains.
     """
     own = _own_fillers(training)
     training = _settle(training, plan, seeds[0], own, part_of(show, 0.0, 0.5))
@@ -81,7 +82,9 @@ def _size(training: Training) -> float:
     squares = np.square(x - np.mean(x, axis=0, where=seen))  # means of a class may be far from 0
     observed = np.sum(squares, axis=0, where=seen) / seen.sum(axis=0)
     filled = np.mean(squares, axis=0, where=~seen) * (~seen).mean(axis=0)
-    return float(np.mean(filled / np.maximum(observed, np.finfo(training.x.dtype).tiny)))
+    # a class may show only one value of a feature: what is filled in differs from it by rounding
+    varies = observed > np.finfo(training.x.dtype).eps * observed.max()
+    return float(np.mean(filled[varies] / observed[varies])) if varies.any() else 0.0
 
 
 def _fill(

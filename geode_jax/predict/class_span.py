@@ -21,7 +21,7 @@ from jax import lax
 
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int
-from geode_jax.math.lowrank import HIGHEST, log_det_of
+from geode_jax.math.lowrank import HIGHEST, log_det_of, masked_gram
 from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
@@ -49,10 +49,7 @@ class Shown(eqx.Module):
 def show(origin: Float[Array, "D"], basis: Float[Array, "D r"], seen: ObservedRows) -> Shown:
     """Reduce rows with missing features to :class:`Shown`; values at missing features are ignored."""
     x, is_observed = seen.x, seen.mask
-    rank = basis.shape[1]
-    products = (basis[:, :, None] * basis[:, None, :]).reshape(-1, rank * rank)
-    gram = jnp.matmul(is_observed, products, precision=HIGHEST).reshape(-1, rank, rank)
-    gain, axes = jnp.linalg.eigh(gram)
+    gain, axes = jnp.linalg.eigh(masked_gram(is_observed, basis))
     gain, axes = (jnp.broadcast_to(part, (x.shape[0], *part.shape[1:])) for part in (gain, axes))
     gain = jnp.clip(jnp.where(gain > _NOT_SHOWN, gain, 0.0), 0.0, 1.0)
     centred = is_observed * (x - origin)

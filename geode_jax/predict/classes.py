@@ -145,7 +145,7 @@ def _partial(
             x,
             is_observed,
             posterior=None,
-            bytes_per_row=x.itemsize * (4 * x.shape[1] + 4 * rank * rank),
+            bytes_per_row=x.itemsize * ((4 + rank) * x.shape[1] + 4 * rank * rank),  # a masked basis each, or less
         )
     for member in posterior.members:
         draws = thinned(member, num_draws)
