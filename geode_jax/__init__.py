@@ -40,8 +40,8 @@ from geode_jax.settings import (
 _RENAMED = {"NoiseShape": "NoiseCovariance"}  # old names, for a version
 
 
-# Imported on first use: it needs NumPyro, which takes a second to import.
-_LAZY = ("diagnostics",)
+# Imported on first use: `diagnostics` needs NumPyro, which takes a second to import.
+_LAZY = ("diagnostics", "truncation")
 
 
 def __getattr__(name: str) -> Any:

@@ -103,10 +103,7 @@ def check_columns(X: Any, name: str = "X") -> None:
     if is_frame(X, "pandas"):
         kinds = [(column, _pandas_kind(X.iloc[:, at], X.dtypes.iloc[at])) for at, column in enumerate(X.columns)]
     elif is_frame(X, "polars"):
-        kinds = [
-            (column, None if dtype.is_numeric() or str(dtype) in ("Boolean", "Null") else str(dtype))
-            for column, dtype in X.schema.items()
-        ]
+        kinds = [(column, None if _is_polars_number(dtype) else str(dtype)) for column, dtype in X.schema.items()]
     else:
         kind = _kind_of_array(X)
         if kind is not None:
@@ -130,11 +127,18 @@ def _kind_of_array(X: Any) -> str | None:
     if isinstance(X, list | tuple):
         with contextlib.suppress(TypeError, ValueError):  # ragged lists
             X = np.asarray(X)
+    polars = sys.modules.get("polars")
+    if polars is not None and isinstance(X, polars.Series):
+        return None if _is_polars_number(X.dtype) else f"dtype {X.dtype}"
     dtype = getattr(X, "dtype", None)
-    kind, is_temporal = getattr(dtype, "kind", ""), getattr(dtype, "is_temporal", bool)  # the latter of polars
+    kind = getattr(dtype, "kind", "")
     if kind == "O":
         return _kind_of_objects(np.ravel(X))
-    return f"dtype {dtype}" if is_temporal() or kind in ("m", "M", "U", "S") else None
+    return f"dtype {dtype}" if kind in ("m", "M", "U", "S", "T") else None
+
+
+def _is_polars_number(dtype: Any) -> bool:
+    return dtype.is_numeric() or str(dtype) in ("Boolean", "Null")
 
 
 def _kind_of_objects(values: np.ndarray) -> str | None:

@@ -47,6 +47,7 @@ def quantities(posterior: Posterior, X: ArrayLike | None = None) -> dict[str, np
     active directions of a row's node; log a_S if it is learned; and with rows X, shape (n, D), the log density of each
     row, which predictions average, and their mean.
     """
+    check_instance(posterior, "posterior", Posterior)
     weights = posterior.scale_weights
     count = np.asarray(posterior.draws.count, np.float64)
     active = np.asarray(posterior.draws.is_active).sum(axis=-1)

@@ -135,7 +135,8 @@ class DictionarySettings:
     """How stage one learns the trees and their dictionaries.
 
     - `max_rank` (default None): directions per node. None chooses the number by held-out likelihood, adds half as many
-      again, and takes at most 100; in a span of given rank, all of its directions.
+      again, and takes at most 100; in a span of given rank, all of its directions up to that limit; without
+      `cross_fit`, half of the features, at least 10 and at most 100.
     - `depth` (default None): scales of a tree below the root; None chooses by the number of rows.
     - `num_trees` (default 8): trees that are averaged.
     - `num_neighbors` (default None): neighbours per row in the graph; None chooses by the number of rows.

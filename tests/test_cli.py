@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
+from jax.errors import JaxRuntimeError
 
 import geode_jax
 from geode_jax.cli.commands import _table, parser, run
@@ -165,6 +166,20 @@ def test_info_without_an_intrinsic_dimension(folder, capsys, monkeypatch):
     assert found["intrinsic_dimension"] is None
     assert run(["info", str(folder / "model.npz")]) == 0
     assert f"none below {found['directions_per_node']}\n" in capsys.readouterr().out
+
+
+def test_a_device_without_room_is_one_line(folder, capsys):
+    with mock.patch.object(geode_jax.GeodeDensity, "fit", side_effect=JaxRuntimeError("RESOURCE_EXHAUSTED: no room")):
+        assert run(["fit", str(folder / "train.csv"), str(folder / "none.npz"), *FIT]) == 1
+    assert capsys.readouterr().err == "error: RESOURCE_EXHAUSTED: no room\n"
+
+
+@pytest.mark.parametrize("seed", ["-1", "5000000000", "0.5"])
+def test_seeds_that_are_none(seed, folder, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(["sample", str(folder / "model.npz"), "7", str(folder / "none.csv"), "--seed", seed])
+    assert ended.value.code == 2
+    assert "argument --seed: " in capsys.readouterr().err
 
 
 def test_failures_are_one_line(folder, capsys):

@@ -33,7 +33,8 @@ def test_impute(model, data):
     hidden = data[:5].copy()
     hidden[:, 1:3] = np.nan
     filled = model.impute(hidden)
-    again, lower, upper = model.impute(hidden, interval=0.95)
+    again, lower, upper = found = model.impute(hidden, interval=0.95)
+    assert found.upper is upper
     np.testing.assert_allclose(filled, again, rtol=1e-5)
     assert (lower <= again).all()
     assert (again <= upper).all()

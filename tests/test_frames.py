@@ -47,8 +47,10 @@ def test_columns_that_are_no_numbers_are_named(library):
         pd.Series(["one", "two", "three"]),
         list(np.array(["2026-01-01", "2026-01-02", "2026-01-03"], dtype="M8[D]")),
         np.array([1.0, np.timedelta64(3, "h"), 2.0], dtype=object),
+        pl.Series(["01234", "10001", None]),
+        np.array(["01234", "10001", "1"], dtype=np.dtypes.StringDType()),
     ],
-    ids=["NumPy", "pandas", "polars", "frame", "text", "list", "objects"],
+    ids=["NumPy", "pandas", "polars", "frame", "text", "list", "objects", "polars text", "NumPy text"],
 )
 def test_responses_that_are_no_numbers_are_refused(dates):
     with pytest.raises(TypeError, match="y: expected"):

@@ -45,6 +45,16 @@ def test_it_is_the_density_of_new_rows_not_of_known_ones():
     assert abs(np.mean(gaps)) < limit < np.mean(known_gaps)
 
 
+def test_draws_for_another_forest_are_refused(fitted, posterior):
+    """`fit` learns a forest of its own; densities of one forest's rows under another's draws would mean nothing."""
+    forest, draws = fitted
+    other = geode_jax.learn_forest(jax.random.key(1), _rows(300, 2), dictionary=SETTINGS)
+    with pytest.raises(ValueError, match="posterior: expected draws for this forest, with centres of shape"):
+        geode_jax.held_out_log_density(other, draws)
+    with pytest.raises(ValueError, match="posterior: expected draws for this forest, with centres of shape"):
+        geode_jax.held_out_log_density(forest, posterior)
+
+
 def test_importance_ratios_are_those_of_leaving_out(fitted):
     """Where no ratio is cut, every tree's density is the harmonic mean of those under its draws; else it lies between
     that and the average over draws, which knows the row."""

@@ -194,6 +194,7 @@ def test_import_has_no_side_effects():
         "import geode_jax, sys;"
         "assert dict(jax.config.values) == before;"
         "from jax._src import xla_bridge; assert not xla_bridge._backends;"
-        "assert not {'pynndescent', 'numba', 'matplotlib', 'numpyro'} & set(sys.modules)"
+        "assert not {'pynndescent', 'numba', 'matplotlib', 'numpyro'} & set(sys.modules);"
+        "geode_jax.truncation.rank_for, geode_jax.diagnostics.report"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -174,6 +174,9 @@ def test_predictive_is_the_log_density(posterior, data):
     rows = jnp.asarray(data[:12].reshape(3, 4, 6), jnp.float32)
     np.testing.assert_allclose(predictive.log_prob(rows), expected, rtol=2e-4, atol=2e-3)
     np.testing.assert_allclose(jax.jit(lambda d, x: d.log_prob(x))(predictive, rows), expected, rtol=2e-4, atol=2e-3)
+    for value in (0.5, rows[:, :, :1], rows[..., None]):
+        with pytest.raises(ValueError, match=r"value: expected shape \(..., 6\), got"):
+            predictive.log_prob(value)
 
 
 @pytest.mark.parametrize("offset", [1e4, 1e7])

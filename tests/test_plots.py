@@ -136,3 +136,11 @@ def test_interval_reliability(ax, posterior, data):
     assert (np.diff(kept) >= 0).all()
     with pytest.raises(ValueError, match="hidden: expected a boolean mask"):
         interval_reliability(ax, posterior, data, hidden[:3])
+    with pytest.raises(ValueError, match="hidden: expected some hidden entries, got none"):
+        interval_reliability(ax, posterior, data, np.zeros_like(hidden))
+
+
+@pytest.mark.parametrize("plot", [inclusion_probabilities, scale_weights, cells])
+def test_what_is_no_posterior(ax, plot):
+    with pytest.raises(TypeError, match="posterior: expected Posterior, got GeodeDensity"):
+        plot(ax, geode_jax.GeodeDensity())

@@ -1,9 +1,11 @@
 """GeodeRegressor, GeodeClassifier and GeodeImputer as scikit-learn's users know them, and files of all estimators."""
 
+import copy
 import pickle
 import warnings
 from unittest import mock
 
+import jax.numpy as jnp
 import joblib
 import numpy as np
 import pandas as pd
@@ -231,8 +233,8 @@ def test_files_without_pickle(regressor, classifier, linear, labelled, tmp_path)
         loaded = type(model).load(path)
         np.testing.assert_array_equal(getattr(loaded, method)(rows), expected)
         assert {**loaded.get_params(), "dtype": "float32"} == {**model.get_params(), "dtype": "float32"}
-        for copy in (pickle.loads(pickle.dumps(model)), _through_joblib(model, tmp_path)):
-            np.testing.assert_array_equal(getattr(copy, method)(rows), expected)
+        for twin in (pickle.loads(pickle.dumps(model)), _through_joblib(model, tmp_path)):
+            np.testing.assert_array_equal(getattr(twin, method)(rows), expected)
     np.testing.assert_array_equal(loaded.novelty(rows), named.novelty(rows))
     assert loaded.feature_names_in_.tolist() == list("abcdef")
     with pytest.raises(ValueError, match=r"written by GeodeRegressor\.save, .* it holds a GeodeDensity"):
@@ -415,6 +417,13 @@ def test_what_set_output_chose_is_saved(linear, hidden, tmp_path):
     model._sklearn_output_config = {"transform": "excel"}
     with pytest.raises(TypeError, match="set_output: expected one of default, pandas, polars to save"):
         model.save(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("kind", [list, np.asarray, pd.Series, jnp.asarray])
+def test_priors_of_any_kind_are_saved(kind, classifier, tmp_path):
+    model = copy.copy(classifier).set_params(priors=kind([0.2, 0.3, 0.5]))
+    model.save(tmp_path / "x.npz")
+    np.testing.assert_allclose(geode_jax.GeodeClassifier.load(tmp_path / "x.npz").priors, [0.2, 0.3, 0.5])
 
 
 def test_a_row_that_shows_nothing(regressor, classifier, linear):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.errors import JaxRuntimeError
 from tqdm import tqdm
 
 from geode_jax._files.whole import mode_of_replaced
@@ -67,7 +68,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int | None] = options.run
     try:
         return command(options) or OK
-    except (TableError, ValueError, TypeError, FloatingPointError, MemoryError, OSError) as error:
+    except (TableError, ValueError, TypeError, FloatingPointError, MemoryError, OSError, JaxRuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
@@ -96,6 +97,13 @@ def _at_least(least: int) -> Callable[[str], int]:
 _positive = _at_least(1)
 
 
+def _seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**32:  # NumPy's limits
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 2**32 - 1, got {text}")
+    return value
+
+
 def _share(text: str) -> float:
     value = float(text)
     if not 0.0 < value < 1.0:
@@ -108,7 +116,7 @@ def _add_fit(commands: Any) -> None:
     command.add_argument("data", type=Path, help="table of training rows")
     _add_table_format(command)
     command.add_argument("model", type=Path, help="where to save the model, an .npz file without pickle")
-    command.add_argument("--seed", type=int, default=None, help="seed of everything random (default: new each time)")
+    command.add_argument("--seed", type=_seed, default=None, help="seed of everything random (default: new each time)")
     defaults = GeodeDensity().get_params()
     for option, name, text in (
         ("--trees", "num_trees", "trees that are averaged"),
@@ -147,7 +155,7 @@ def _fit(options: argparse.Namespace) -> int:
     model.fit(rows)
     if table.names is not None:
         model.feature_names_in_ = np.asarray(table.names, dtype=object)
-    model.set_params(checkpoint=None, progress=False)
+    model.set_params(progress=False)
     model.save(options.model)
     num_draws = model.posterior_.num_draws
     if num_draws == options.num_samples:
@@ -330,7 +338,7 @@ def _add_sample(commands: Any) -> None:
     command.add_argument("model", type=Path, help="a model saved by fit")
     command.add_argument("rows", type=_positive, help="number of rows to draw")
     command.add_argument("output", type=Path, help="table to write")
-    command.add_argument("--seed", type=int, default=None, help="seed of the draws (default: new each time)")
+    command.add_argument("--seed", type=_seed, default=None, help="seed of the draws (default: new each time)")
 
 
 def _sample(options: argparse.Namespace) -> None:
@@ -394,4 +402,4 @@ def _add_demo(commands: Any) -> None:
         "fit scikit-learn's digits and compare with a Gaussian mixture and probabilistic PCA (about a minute)",
     )
     command.add_argument("--output", type=Path, default=Path("geode_demo.png"), help="where to save the picture")
-    command.add_argument("--seed", type=int, default=0, help="seed of the split, the mask and the sampler")
+    command.add_argument("--seed", type=_seed, default=0, help="seed of the split, the mask and the sampler")

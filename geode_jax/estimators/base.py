@@ -64,6 +64,13 @@ def all_or_nothing(
     return whole
 
 
+def _plain(name: str, value: Any) -> Any:
+    """A parameter as a file can hold it: the name of a dtype, and class probabilities as an array of NumPy's."""
+    if name == "dtype":
+        return check_dtype(value).name
+    return value if name != "priors" or isinstance(value, list | tuple | None) else np.asarray(value)
+
+
 class GeodeEstimator(BaseEstimator):
     """Parameters of every estimator; :class:`geode_jax.GeodeDensity` describes them."""
 
@@ -73,7 +80,7 @@ class GeodeEstimator(BaseEstimator):
     _saved: ClassVar[tuple[str, ...]] = ("n_features_in_", "feature_names_in_")
 
     # parameters that are not saved, since the file may be read on another machine
-    _of_the_machine: ClassVar[tuple[str, ...]] = ("mesh",)
+    _of_the_machine: ClassVar[tuple[str, ...]] = ("mesh", "checkpoint")
 
     def __init__(
         self,
@@ -122,7 +129,7 @@ class GeodeEstimator(BaseEstimator):
             if name in self._of_the_machine:
                 continue
             try:
-                parameters[name] = check_dtype(value).name if name == "dtype" else encode(value)
+                parameters[name] = encode(_plain(name, value))
             except TypeError as error:
                 raise TypeError(f"{name}: cannot be saved without pickle: {error}") from error
         attributes = {name: encode(getattr(self, name)) for name in self._saved if hasattr(self, name)}

@@ -32,11 +32,13 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         Number of leading directions, of all rows together, in whose span the class densities are learned. Used only if
         there are at least twice as many features and 20 times as many rows, all of them complete. None for no span.
     calibrate : bool, default=True
-        Raise the densities to the power that predicts held-out training rows best.
+        Raise the densities to the power that predicts held-out training rows best. Votes are not calibrated.
     vote : bool, default=False
-        Probabilities as in the paper: the share of posterior draws under which a class is the most probable.
+        Probabilities as in the paper: the share of posterior draws under which a class is the most probable, whatever
+        `calibrate` says.
     max_rank : int, default=None
-        As in :class:`GeodeDensity`.
+        As in :class:`GeodeDensity`, but None does not look at held-out rows: half of the features, or of the span's
+        directions, at least 10 and at most 100.
     depth : int, default=None
         As in :class:`GeodeDensity`.
     num_trees : int, default=8

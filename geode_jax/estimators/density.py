@@ -11,7 +11,7 @@ from geode_jax._checks import check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import GeodeEstimator, all_or_nothing
 from geode_jax.estimators.frames import like
-from geode_jax.predict.api import impute, impute_draws, impute_mean, log_density, sample
+from geode_jax.predict.api import Imputation, impute, impute_draws, impute_mean, log_density, sample
 from geode_jax.predict.conformal import p_values, p_values_by_pattern
 from geode_jax.predict.held_out import held_out_log_density
 
@@ -157,7 +157,8 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     def impute(self, X: ArrayLike, interval: float | None = None, calibration: ArrayLike | None = None) -> Any:
         """Fill NaN with its conditional mean, (n, D); with `interval` (say 0.95), ``(filled, lower, upper)``.
 
-        Arrays, or frames with the index and columns of X if that is a frame of pandas or polars.
+        Without `interval` there are none, where :func:`geode_jax.impute` gives those of 95%. Arrays, or frames with the
+        index and columns of X if that is a frame of pandas or polars.
 
         `calibration`: rows that were not in the fit. With them, intervals are calibrated also where whole parts of rows
         are missing together (see :func:`geode_jax.impute`).
@@ -168,7 +169,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
             return like(X, impute_mean(*self._fitted(X)))
         rows = None if calibration is None else self._fitted(calibration, "calibration")[1]
         found = impute(*self._fitted(X), interval=interval, calibration=rows)
-        return tuple(like(X, values) for values in found)
+        return Imputation(*(like(X, values) for values in found))
 
     def impute_draws(
         self, X: ArrayLike, n_imputations: int = 5, random_state: int | np.random.RandomState | None = None

@@ -108,8 +108,9 @@ def fit_classes(
     **Arguments:**
 
     - `key`, `X`, `dictionary`, `prior`, `sampler`, `dtype`, `progress`, `checkpoint`, `mesh`: as in
-      :func:`geode_jax.fit`. If X has NaN, there is no span, and no noise scales of features. Rows in files are brought
-      into memory.
+      :func:`geode_jax.fit`, but held-out rows do not choose the number of directions: where `max_rank` is None it is
+      half of the features, or of the span's directions, at least 10 and at most 100. If X has NaN, there is no span,
+      and no noise scales of features. Rows in files are brought into memory.
     - `labels`: class of each row, (n,), integers 0..G-1, every one of them with at least two rows.
     - `class_probabilities`: (G,), positive; None takes the shares of the rows.
     - `process_local`: X and `labels` hold only the rows of this process, as in :func:`geode_jax.fit`; this process

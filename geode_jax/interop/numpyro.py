@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Distribution, constraints
+from numpyro.distributions.util import validate_sample
 from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
@@ -184,7 +185,8 @@ class PosteriorPredictive(Distribution):
     vector: `log_prob` is differentiable. In the data's units and JAX's current default precision. The density is
     averaged over `num_draws` posterior draws per tree, and over all trees with equal weights. In float32, rows far from
     the origin (years, large coordinates) keep their digits if they are a float64 NumPy array. Features that never
-    varied in the training rows are normal, with their value as the mean and a small deviation.
+    varied in the training rows are normal, with their value as the mean and a small deviation. A value whose last axis
+    is not D is an error: it is not broadcast.
     """
 
     support = constraints.real_vector
@@ -204,8 +206,11 @@ class PosteriorPredictive(Distribution):
         self.features = None if posterior.features is None else jnp.asarray(posterior.features)
         super().__init__((), (posterior.num_features,), validate_args=validate_args)
 
+    @validate_sample
     def log_prob(self, value: Float[Array, "*batch D"], intermediates: Any = None) -> Float[Array, "*batch"]:
         """Log density in nats."""
+        if jnp.shape(value)[-1:] != self.event_shape:
+            raise ValueError(f"value: expected shape (..., {self.event_shape[0]}), got {jnp.shape(value)}")
         farthest = FARTHEST[self.scale.dtype.name]
         scaled = jnp.clip(self._relative_to_shift(value) / self.scale, -farthest, farthest)
         of_x = scaled if self.features is None else scaled[..., self.features]

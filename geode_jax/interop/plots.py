@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from geode_jax._checks import check_data, check_integer
+from geode_jax._checks import check_data, check_instance, check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.conditional import condition
@@ -46,6 +46,7 @@ def image_rows(ax: Axes, rows: Mapping[str, np.ndarray], shape: tuple[int, int],
 
 def inclusion_probabilities(ax: Axes, posterior: Posterior) -> Axes:
     """Draw the probability that direction m is active, for m = 1..d (the paper's figure 3)."""
+    check_instance(posterior, "posterior", Posterior)
     chances = posterior.inclusion_probabilities
     ax.plot(np.arange(1, chances.size + 1), chances, "o-", markersize=4)
     ax.set(xlabel="direction", ylabel="inclusion probability", ylim=(-0.03, 1.03))
@@ -75,6 +76,7 @@ def intrinsic_dimension(ax: Axes, probabilities: np.ndarray, *, what: str = "row
 
 def scale_weights(ax: Axes, posterior: Posterior) -> Axes:
     """Draw how much weight each scale has, from coarse to fine: the posterior mean of every tree, and their average."""
+    check_instance(posterior, "posterior", Posterior)
     weights = posterior.scale_weights.mean(axis=(1, 2))
     scales = np.arange(weights.shape[1])
     ax.bar(scales, weights.mean(axis=0), color="tab:blue", alpha=0.4, label="mean of the trees")
@@ -86,6 +88,7 @@ def scale_weights(ax: Axes, posterior: Posterior) -> Axes:
 
 
 def _check_tree(posterior: Posterior, tree: int) -> int:
+    check_instance(posterior, "posterior", Posterior)
     tree = check_integer(tree, "tree", 0)
     if tree >= posterior.num_trees:
         raise ValueError(f"tree: expected a number below {posterior.num_trees}, got {tree}")
@@ -183,10 +186,13 @@ def interval_reliability(ax: Axes, posterior: Posterior, X: ArrayLike, hidden: A
 
     `X`: complete rows that were not in the training set, (n, D). `hidden`: mask of the entries to predict, (n, D).
     """
+    check_instance(posterior, "posterior", Posterior)
     rows = check_data(X, allow_nan=False, num_features=posterior.num_features)
     mask = np.asarray(hidden)
     if mask.shape != rows.shape or mask.dtype != bool:
         raise ValueError(f"hidden: expected a boolean mask of shape {rows.shape}, got {mask.dtype} of {mask.shape}")
+    if not mask.any():
+        raise ValueError("hidden: expected some hidden entries, got none")
     promised = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
     levels = np.concatenate([0.5 - promised / 2, 0.5 + promised / 2])
     quantiles = condition(posterior, np.where(mask, np.nan, rows)).quantile(levels.tolist())

@@ -36,9 +36,13 @@ def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarr
     count as observed. Rows with missing features are left out, as densities of different features
     cannot be compared. If rows have candidate nodes, the other nodes are ignored. Without cross-fitting the dictionary
     was learned from the row, and the density is too high.
+
+    Raises ValueError if the draws are for another forest: :func:`geode_jax.fit` learns one of its own, which
+    :func:`geode_jax.learn_forest` does not give again. Pass that from which :func:`geode_jax.sample_posterior` drew.
     """
     check_instance(forest, "forest", Forest)
     check_instance(posterior, "posterior", Posterior)
+    _check_same(forest, posterior)
     with jax_settings(posterior.dtype):
         num_rows = int(forest.statistics.num_rows[0])
         draws = jax.device_put(posterior.thin(NUM_DRAWS))
@@ -46,6 +50,15 @@ def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarr
     of_constants = log_density_of_constants(posterior, posterior.shift[None])[0]
     averaged = np.logaddexp.reduce(by_tree[:, :num_rows], axis=0) - np.log(by_tree.shape[0])
     return averaged + posterior.log_jacobian + of_constants
+
+
+def _check_same(forest: Forest, posterior: Posterior) -> None:
+    own, given = forest.dictionary.centres, posterior.dictionary.centres
+    if own.shape != given.shape or not np.array_equal(np.asarray(own), np.asarray(given)):
+        raise ValueError(
+            f"posterior: expected draws for this forest, with centres of shape {own.shape}, got draws for another, with"
+            f" centres of shape {given.shape}"
+        )
 
 
 def _by_tree(forest: Forest, draws: Draw) -> Float[np.ndarray, "F n"]:
