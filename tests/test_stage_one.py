@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from geode_jax import DictionarySettings, learn_forest
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.forest import statistics
-from geode_jax.learning import evidence, feature_noise, small_cells, subspaces
+from geode_jax.learning import decompositions, evidence, feature_noise, small_cells, subspaces
 from geode_jax.learning.evidence import cross_fitted_evidence
 from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
 from geode_jax.learning.shared_span import (
@@ -358,9 +358,9 @@ def test_stacks_are_of_bounded_size():
 
 
 def test_the_largest_value_of_blocks_may_be_negative():
-    assert subspaces._largest([np.array([[-3.0, 1.0]]), np.array([[2.0, -0.5]])]) == 3.0
-    assert subspaces._largest([np.array([[4.0, -1.0]])]) == 4.0
-    assert subspaces._largest([]) == 0.0
+    assert decompositions.largest_of([np.array([[-3.0, 1.0]]), np.array([[2.0, -0.5]])]) == 3.0
+    assert decompositions.largest_of([np.array([[4.0, -1.0]])]) == 4.0
+    assert decompositions.largest_of([]) == 0.0
 
 
 def test_directions_of_a_stack_are_made_orthonormal():

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from geode_jax._runtime.threads import parallel_map
+from geode_jax.learning.decompositions import EXACT_MAX_SIDE, Tolerance
 from geode_jax.learning.evidence import cross_fitted_evidence, judged_rows
 from geode_jax.learning.row_combinations import held_out_combinations
-from geode_jax.learning.subspaces import EXACT_MAX_SIDE, SubspaceOptions, Tolerance, learn_subspaces
+from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import assign_folds, fold_sizes

@@ -18,10 +18,10 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from geode_jax._runtime.threads import parallel_map
+from geode_jax.learning.decompositions import Cell
 from geode_jax.learning.evidence import Evidence, Gain, evidence_of, judged_rows
 from geode_jax.learning.feature_noise import middle_cells
 from geode_jax.learning.subspaces import (
-    Cell,
     SubspaceOptions,
     Subspaces,
     empty_subspaces,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from geode_jax.learning.subspaces import Tolerance
+from geode_jax.learning.decompositions import Tolerance
 
 
 class HeldOut(NamedTuple):

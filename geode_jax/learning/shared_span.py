@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from geode_jax.learning.decompositions import Cell
 from geode_jax.learning.evidence import Evidence, Gain, cross_fitted_evidence
 from geode_jax.learning.subspaces import (
-    Cell,
     SubspaceOptions,
     Subspaces,
     empty_subspaces,

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import linalg
 from sklearn.utils.extmath import randomized_svd
 
-from geode_jax.learning.subspaces import EXACT_MAX_SIDE
+from geode_jax.learning.decompositions import EXACT_MAX_SIDE
 
 # Thresholds, as shares of the largest singular value, which grows as the root of the number of rows.
 THRESHOLDS = 0.6 ** np.arange(1, 17)

@@ -6,38 +6,39 @@ other choices).
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from scipy import linalg
-from sklearn.utils.extmath import randomized_svd
 
 from geode_jax._runtime.buffers import aligned_zeros
 from geode_jax._runtime.threads import parallel_map
+from geode_jax.learning.decompositions import (
+    EXACT_MAX_SIDE,
+    Cell,
+    Spectrum,
+    Tolerance,
+    by_gram,
+    largest_of,
+    leading,
+    randomised,
+    randomised_in_blocks,
+)
 from geode_jax.learning.moments import MomentSums
 from geode_jax.learning.small_cells import (
     Limits,
     Priors,
     Size,
     Stack,
-    are_orthonormal,
     in_stacks,
     stack_by_moments,
     stack_by_rows,
 )
 from geode_jax.partition.metis import Partition
-from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, Parts, each_fold, kept_rows
 from geode_jax.rows.processes import ALONE, NUMBERS_AT_ONCE, Processes
-from geode_jax.rows.products import BY_NUMPY, Products
+from geode_jax.rows.products import BY_NUMPY
 from geode_jax.rows.view import Rows, is_in_memory
-
-# Up to this size of the smaller side the eigenvectors of the Gram or moment matrix are exact and faster than a
-# randomised SVD (and one matrix serves all folds).
-EXACT_MAX_SIDE = 1500
-# Of the randomised SVD in blocks of rows: vectors beyond the directions, and products with the scatter.
-NUM_MORE, NUM_POWERS = 10, 5
 
 
 class SubspaceOptions(NamedTuple):
@@ -89,14 +90,6 @@ def with_common_ranks(centres: np.ndarray, bases: np.ndarray, ranks: np.ndarray)
     return Subspaces(centres, bases, common)
 
 
-class Spectrum(NamedTuple):
-    """Leading directions of a covariance, (D, r) orthonormal, and the variances along them, (r,)."""
-
-    directions: np.ndarray
-    variances: np.ndarray
-
-
-Cell: TypeAlias = tuple[np.ndarray, Spectrum]
 # Given the number of a holdout, and a scatter that is added to that of the cell's rows.
 LearnCell: TypeAlias = Callable[[int, Spectrum], Cell]
 
@@ -322,7 +315,7 @@ class _Cells:
         parts = [self._parts.of_row[cell] for cell in cells]
         rows = [self._x[cell[part >= 0]] for cell, part in zip(cells, parts, strict=True)]
         kept = [self._parts.is_kept[:, part[part >= 0]] for part in parts]
-        limits = self._limits(nodes, ranks, [_largest([own]) for own in rows])
+        limits = self._limits(nodes, ranks, [largest_of([own]) for own in rows])
         return stack_by_rows(rows, kept, priors, limits)
 
     def _limits(self, nodes: list[int], ranks: np.ndarray, largest: list[float]) -> Limits:
@@ -354,172 +347,22 @@ class _Cells:
 
             def learn(out: int, prior: Spectrum) -> Cell:
                 mean, scatter = sums.kept(self._parts.is_kept[out])
-                return mean, _leading(scatter, prior, rank, tolerance)
+                return mean, leading(scatter, prior, rank, tolerance)
 
             return learn
         kept, seed = self._kept(node), self._seed + node
         by_mask: Callable[[np.ndarray, Spectrum], Cell]
         if min(size, x.shape[1]) > EXACT_MAX_SIDE:
             if self._processes.is_alone and is_in_memory(x):
-                by_mask = functools.partial(_randomised, x, rows, rank, seed)
+                by_mask = functools.partial(randomised, x, rows, rank, seed)
             else:  # rows of files may be larger than memory
-                by_mask = functools.partial(_randomised_in_blocks, x, rows, rank, seed, self._processes)
+                by_mask = functools.partial(randomised_in_blocks, x, rows, rank, seed, self._processes)
         elif self._processes.is_alone:
-            by_mask = _by_gram(x, rows, rank, self._processes.products)
+            by_mask = by_gram(x, rows, rank, self._processes.products)
         else:
             cell = self._joined.pop(node, None) or self._join([node])[node]
             everyones = np.arange(size)
             # by every process, which must all find the same to the last bit: devices need not
-            by_mask = _by_gram(cell.x, everyones, rank, BY_NUMPY)
+            by_mask = by_gram(cell.x, everyones, rank, BY_NUMPY)
             kept = kept_rows(everyones, None if self._folds is None else cell.folds, self._holdouts)
         return lambda out, prior: by_mask(kept[out], prior)
-
-
-def _as_columns(spectrum: Spectrum, features: slice = slice(None)) -> np.ndarray:
-    """Pseudo-rows whose scatter is the spectrum, as columns: the given features of them, (D', r) in float64."""
-    return np.sqrt(spectrum.variances) * spectrum.directions[features]
-
-
-def _randomised(
-    x: Rows, rows: np.ndarray, rank: int, seed: int, mask: np.ndarray, prior: Spectrum
-) -> tuple[np.ndarray, Spectrum]:
-    cell = x[rows[mask]]
-    tolerance = Tolerance.of(cell, len(cell), _largest([cell]))
-    centre = cell.mean(axis=0, dtype=np.float64)
-    cell -= centre.astype(cell.dtype)
-    stacked = np.concatenate([cell, _as_columns(prior).T.astype(cell.dtype)]) if prior.variances.size else cell
-    _, singular, right = randomized_svd(stacked, rank, n_iter=4, random_state=seed)
-    useful = singular > tolerance(singular[0])
-    return centre, Spectrum(right[useful].T, np.square(singular[useful], dtype=np.float64))
-
-
-def _randomised_in_blocks(
-    x: Rows, rows: np.ndarray, rank: int, seed: int, processes: Processes, mask: np.ndarray, prior: Spectrum
-) -> tuple[np.ndarray, Spectrum]:
-    """:func:`_randomised` that reads a few rows at a time, several times, of one or several processes.
-
-    Processes exchange products with as many vectors as directions.
-
-    A range finder for the scatter (Halko, Martinsson & Tropp 2011, algorithm 4.4), which is never made.
-    """
-    cell = rows[mask]
-    counts = processes.total(np.array([cell.size]))
-    sums = sum((block.sum(axis=0, dtype=np.float64) for block in _blocks(x, cell)), np.zeros(x.shape[1]))
-    centre = processes.total(sums) / counts[0]
-    tolerance = Tolerance.of(x, int(counts[0]), float(processes.each(np.array(_largest(_blocks(x, cell)))).max()))
-
-    def scatter_times(vectors: np.ndarray) -> np.ndarray:
-        found = np.zeros(vectors.shape)
-        for block in _blocks(x, cell):
-            centred = block - centre
-            found += centred.T @ (centred @ vectors)
-        return processes.total(found) + _as_columns(prior) @ (_as_columns(prior).T @ vectors)
-
-    num_vectors = min(rank + NUM_MORE, x.shape[1])
-    vectors = np.random.default_rng(seed).normal(size=(x.shape[1], num_vectors))
-    for _ in range(NUM_POWERS):
-        vectors = linalg.qr(scatter_times(vectors), mode="economic")[0]
-    found = _leading(vectors.T @ scatter_times(vectors), Spectrum(np.zeros((0, 0)), np.zeros(0)), rank, tolerance)
-    return centre, Spectrum((vectors @ found.directions).astype(x.dtype), found.variances)
-
-
-def _leading(scatter: np.ndarray, prior: Spectrum, rank: int, tolerance: "Tolerance") -> Spectrum:
-    """The leading directions of a scatter, (D, D), and a prior one."""
-    if prior.variances.size:
-        scatter = scatter + (prior.directions * prior.variances) @ prior.directions.T
-    values, vectors = _leading_eigenpairs(scatter, rank)
-    useful = values > tolerance(np.sqrt(max(values[0], 0.0))) ** 2
-    return Spectrum(vectors[:, useful], values[useful])
-
-
-def _blocks(x: Rows, rows: np.ndarray) -> Iterator[np.ndarray]:
-    return (x[rows[some]] for some in slices(rows.size, x.shape[1]))
-
-
-def _largest(blocks: Iterable[np.ndarray]) -> float:
-    return max((max(float(block.max()), -float(block.min())) for block in blocks), default=0.0)  # no copies
-
-
-def _mean(x: Rows, rows: np.ndarray) -> np.ndarray:
-    total = sum((block.sum(axis=0, dtype=np.float64) for block in _blocks(x, rows)), np.zeros(x.shape[1]))
-    return total / rows.size
-
-
-def _by_gram(x: Rows, rows: np.ndarray, rank: int, products: Products) -> Callable[[np.ndarray, Spectrum], Cell]:
-    """Eigenvectors of the Gram matrix of the rows, which is computed once for all folds."""
-    tolerance = Tolerance.of(x, rows.size, _largest(_blocks(x, rows)))
-    origin = _mean(x, rows)
-
-    def columns() -> Iterator[tuple[slice, np.ndarray]]:
-        """Centred features in float64, a few at a time: no copy of the rows is made."""
-        for some in products.blocks(x.shape[1], rows.size):
-            yield some, x[rows, some] - origin[some]
-
-    gram = sum((products.inner(block) for _, block in columns()), np.zeros(()))
-
-    def learn(mask: np.ndarray, prior: Spectrum) -> tuple[np.ndarray, Spectrum]:
-        count, num_extra = int(mask.sum()), prior.variances.size
-        inner = gram[np.ix_(mask, mask)]
-        row_mean = inner.mean(axis=0)
-        inner = inner - row_mean - row_mean[:, None] + row_mean.mean()
-        across = np.zeros((rows.size, num_extra))
-        if num_extra:
-            for some, block in columns():
-                across += block @ _as_columns(prior, some)
-        across = across[mask]
-        across -= across.mean(axis=0)
-        inner = np.block([[inner, across], [across.T, np.diag(prior.variances)]])
-        values, vectors = _leading_eigenpairs(inner, rank)
-        singular = np.sqrt(np.maximum(values, 0.0))
-        useful = singular > tolerance(singular[0])
-        own, inherited = np.split(vectors[:, useful], [count])
-        weight = np.zeros((rows.size, own.shape[1]))
-        weight[mask] = own - own.mean(axis=0)  # centred, so that the rows' mean drops out
-        basis = np.empty((x.shape[1], own.shape[1]))
-        share, mean = mask / count, np.zeros(x.shape[1])
-        for some, block in columns():
-            basis[some] = (block.T @ weight + _as_columns(prior, some) @ inherited) / singular[useful]
-            mean[some] = share @ block
-        if not are_orthonormal(basis, True, x.dtype):
-            basis = _orthonormal(basis)
-        return origin + mean, Spectrum(basis.astype(x.dtype), values[useful])
-
-    return learn
-
-
-def _orthonormal(basis: np.ndarray) -> np.ndarray:
-    """Restore orthogonality, which columns of small singular value lose because the Gram matrix squares them.
-
-    By the Cholesky factor of the inner products, at a tenth of the cost of a QR decomposition; by QR where the inner
-    products are far from the identity.
-    """
-    inner = basis.T @ basis
-    if np.abs(inner - np.eye(inner.shape[0])).max() > 0.1 / inner.shape[0]:
-        return linalg.qr(basis, mode="economic")[0]
-    factor = linalg.cholesky(inner, lower=True, check_finite=False)
-    return linalg.solve_triangular(factor, basis.T, lower=True, overwrite_b=True, check_finite=False).T
-
-
-def _leading_eigenpairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest eigenvalues, descending, and their vectors as columns."""
-    # NumPy lets other threads run meanwhile, which SciPy does not. Of two matrices at once on two cores (500 to 972
-    # rows, 100 vectors) NumPy finds all eigenvectors sooner than SciPy finds the leading ones.
-    values, vectors = np.linalg.eigh(matrix)
-    return values[::-1][:rank], vectors[:, ::-1][:, :rank]
-
-
-class Tolerance(NamedTuple):
-    """Singular values at or below this are rounding, of the data (`own`), or of the squared matrix (`relative`)."""
-
-    own: float
-    relative: float
-
-    @classmethod
-    def of(cls, x: Rows, num_rows: int, largest: float) -> "Tolerance":
-        """For as many rows of x, of which `largest` is the largest absolute value."""
-        own = np.finfo(x.dtype).eps * largest * np.sqrt(num_rows * x.shape[1])
-        return cls(own, np.sqrt(np.finfo(np.float64).eps * max(num_rows, x.shape[1])))
-
-    def __call__(self, largest: float) -> float:
-        """The limit where the largest singular value is this."""
-        return max(largest * self.relative, self.own)
