@@ -1,19 +1,14 @@
 """Which proof of the sampler catches which planted bug, and how far the correct sampler stays below every limit.
 
 Runs the tests' own code: the identity, draw, joint and calibration tests under every bug of tests/bugs.py, the
-Kolmogorov-Smirnov grid of the truncated gamma, NUTS against Gibbs, and the time of the proofs' test suite with an empty
-compilation cache.
+Kolmogorov-Smirnov grid of the truncated gamma, and NUTS against Gibbs.
 
 python -m benchmarks.proofs [--quick]
 """
 
 import argparse
 import contextlib
-import os
-import subprocess
 import sys
-import tempfile
-import time
 import warnings
 from typing import Any
 
@@ -35,10 +30,6 @@ import test_sampler_joint as joint
 import test_sampler_nuts as nuts
 import test_truncated as truncated
 
-SUITE = [
-    "tests/test_truncated.py",
-    *(f"tests/test_sampler_{name}.py" for name in ("identity", "draws", "joint", "calibration", "nuts")),
-]
 TESTS = ("identity", "draw", "joint", "calibration")
 
 
@@ -64,15 +55,6 @@ def examine(bug: str | None, published: bool, quick: bool) -> dict[str, Any]:
     return row
 
 
-def suite_seconds(marker: str) -> float:
-    """Wall time of the proofs' tests under a marker expression, compilation included."""
-    with tempfile.TemporaryDirectory() as cache:
-        start = time.perf_counter()
-        command = [sys.executable, "-m", "pytest", "-q", "-m", marker, *SUITE]
-        subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"GEODE_JAX_TEST_CACHE": cache})
-        return time.perf_counter() - start
-
-
 def tables() -> list[str]:
     """What each proof says of the sampler, and of every bug planted in it."""
     record = load("proofs")
@@ -96,14 +78,13 @@ def tables() -> list[str]:
         return lines
     grids = (summary[f"ks_{dtype}"] for dtype in ("float32", "float64"))
     worst = " and ".join(f"{grid['smallest_p']:.2g}" for grid in grids)
-    nuts, seconds, points = summary["nuts"], summary["suite_seconds"], summary["ks_float32"]["points"]
+    nuts, points = summary["nuts"], summary["ks_float32"]["points"]
     lines += [
         "",
         f"The limit of the joint test is {rows[0]['joint_limit']:.1f}. Truncated gamma, {points} shapes and rates: the"
         f" smallest Kolmogorov-Smirnov p-values are {worst} (float32, float64). NUTS on an independent NumPyro model"
         f" and the Gibbs sampler differ by at most {nuts['largest_z']:.1f} standard errors over {nuts['parameters']}"
-        f" parameters. The proofs take {seconds['default']:.0f} s in the default test run and {seconds['slow']:.0f} s"
-        " more behind `-m slow`, compilation included.",
+        " parameters.",
     ]
     return lines
 
@@ -140,7 +121,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         warnings.simplefilter("ignore")
         z = nuts.compare()[:, 2]
     summary["nuts"] = {"parameters": z.size, "largest_z": float(np.abs(z).max())}
-    summary["suite_seconds"] = {"default": suite_seconds("not slow"), "slow": suite_seconds("slow")}
     print(summary)
     write_result("proofs", summary, rows)
     return rows
