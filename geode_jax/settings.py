@@ -268,24 +268,21 @@ class Prior:
     right_concentration: float = 1.0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            is_learned = field.name == "stop_concentration" and isinstance(value, GammaPrior)
-            is_nothing = field.name == "noise_rows" and value is None
-            if field.name in ("noise_shape", "noise_rate"):
-                self._check_noise(field.name, check_number(value, field.name, above=-np.inf))
-            elif not (is_learned or is_nothing):
-                check_number(value, field.name, above=0.0)
-        if self.noise_rows is not None and self.noise_shape == 0.0 and self.noise_rows < 1.0:
-            raise ValueError(f"noise_rows: expected at least 1 where noise_shape is 0, got {self.noise_rows}")
-
-    def _check_noise(self, name: str, value: float) -> None:
-        if value < 0.0:
-            raise ValueError(f"{name}: expected a number of at least 0, got {value}")
-        if value == 0.0 and self.noise_rows is None:
-            raise ValueError(
-                f"{name}: expected a number above 0 where noise_rows is None, as in Prior.published(), got 0"
-            )
+        check_number(self.tau_rate, "tau_rate", above=0.0)
+        check_number(self.right_concentration, "right_concentration", above=0.0)
+        if not isinstance(self.stop_concentration, GammaPrior):
+            check_number(self.stop_concentration, "stop_concentration", above=0.0)
+        for name in ("noise_shape", "noise_rate"):
+            value = check_number(getattr(self, name), name, above=-np.inf)
+            if value < 0.0:
+                raise ValueError(f"{name}: expected a number of at least 0, got {value}")
+            if value == 0.0 and self.noise_rows is None:
+                where = "where noise_rows is None, as in Prior.published()"
+                raise ValueError(f"{name}: expected a number above 0 {where}, got 0")
+        if self.noise_rows is not None:
+            check_number(self.noise_rows, "noise_rows", above=0.0)
+            if self.noise_shape == 0.0 and self.noise_rows < 1.0:
+                raise ValueError(f"noise_rows: expected at least 1 where noise_shape is 0, got {self.noise_rows}")
 
     @classmethod
     def published(cls) -> "Prior":
