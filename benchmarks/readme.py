@@ -121,8 +121,7 @@ OLDER = (
     "",
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
     " `stage_one`, and `scenarios` with 10,000 and 15,000 features.",
-    "- Refined cuts: iris and the curved sheet in `gpu`. The published form in `mnist` still borrowed and had another"
-    " prior of the noise.",
+    "- Refined cuts: iris and the curved sheet in `gpu`.",
     "- Held-out rows no longer count in the variances by which a span, a noise covariance or units are judged:"
     " `refined_cuts`.",
     "- The centre of a cell whose rows are all of one fold (few of the smallest cells), and, where classes have missing"
