@@ -214,7 +214,7 @@ def test_search_finds_the_best_nodes(width, monkeypatch):
     mixture = cell_mixture(training, partition, subspaces)
     statistics = statistics_at(training, rows, subspaces, mixture.nodes)
     count = np.full(rows.size, 10)
-    held_out = HeldOutStatistics(mixture.nodes, *statistics, mixture.has_direction, count, 10, mixture.scale)
+    held_out = HeldOutStatistics(mixture.nodes, *statistics, mixture.has_direction, count, 10)
     scores = mixture.log_densities(held_out).T
     order = mixture.nodes[np.argsort(-scores, axis=1)][:, :width]
     assert found.shape == (rows.size, min(width, mixture.nodes.size))
@@ -253,7 +253,7 @@ def test_search_by_what_is_observed():
     for own in (training, training._replace(is_observed=None)):
         statistics = statistics_at(own, rows, subspaces, mixture.nodes)
         count = np.full(rows.size, 10 if own.is_observed is None else 4)
-        held_out = HeldOutStatistics(mixture.nodes, *statistics, mixture.has_direction, count, 10, mixture.scale)
+        held_out = HeldOutStatistics(mixture.nodes, *statistics, mixture.has_direction, count, 10)
         scores = mixture.log_densities(held_out)
         best.append(np.sort(mixture.nodes[np.argsort(-scores.T, axis=1)[:, :3]], axis=1))
     assert (found == best[0]).mean() > 0.99

@@ -104,7 +104,6 @@ def test_the_best_of_all_nodes(grown, monkeypatch, width):
         mixture.has_direction,
         np.full(rows.size, 10),
         10,
-        mixture.scale,
     )
     scores = mixture.log_densities(held_out).T
     width = min(width, mixture.nodes.size)

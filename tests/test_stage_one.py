@@ -761,19 +761,6 @@ def test_evidence_of_many_cells_side_by_side(monkeypatch):
     assert np.isfinite(found.log_likelihood()).all()
 
 
-def test_evidence_knows_no_order_of_cells_side_by_side():
-    """They are no tree, in which the first would be the root, with a noise of its own."""
-    x = np.random.default_rng(0).normal(size=(300, 4)) * np.repeat([1.0, 2.0, 4.0], 100)[:, None]
-    folds, parts = np.arange(300) % 5, np.split(np.arange(300), 3)
-    found = []
-    for order in ([0, 1, 2], [2, 0, 1]):
-        cells = Partition(0, tuple(parts[number] for number in order))
-        own = learn_subspaces(x, cells, SubspaceOptions(1, 0), folds)
-        found.append(cross_fitted_evidence(Training(x, 4, folds), cells, own))
-    np.testing.assert_allclose(found[0].log_likelihood(), found[1].log_likelihood())
-    assert np.ptp(found[0].mixture.noise) == 0.0
-
-
 def test_evidence_tells_learned_from_memorised():
     """With 30 directions per cell of 50 rows most are memorised, which the cross-fitted density shows."""
     x, _ = _flat_sheet()
@@ -794,7 +781,6 @@ def test_evidence_judges_rows_without_their_own_part():
         has_direction=np.array([[True, True], [True, True], [True, False]]),
         num_observed=observed,
         num_features=8,
-        scale=np.array([0, 1, 1]),
     )
     rows.squared[2, :, 1] = 0.0
     mixture = evidence._m_step(rows, rng.dirichlet(np.ones(3), num_rows).T)

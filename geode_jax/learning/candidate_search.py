@@ -51,7 +51,7 @@ def search_candidates(
             alone = _only(mixture, int(place[node]))
             observed = count[:1] if own.is_observed is None else count[members]
             there = HeldOutStatistics(
-                alone.nodes, residual[None], squared[None], alone.has_direction, observed, num_features, alone.scale
+                alone.nodes, residual[None], squared[None], alone.has_direction, observed, num_features
             )
             return alone.log_densities(there)[0]
 

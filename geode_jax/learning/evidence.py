@@ -38,7 +38,7 @@ class HeldOutStatistics(NamedTuple):
 
     `residual` (K', m): squared distance from the subspace. `squared` (K', m, d): squared coordinates.
     `has_direction` (K', d): directions that a node has. `num_observed`, (m,): the row's number of observed features,
-    out of `num_features`. `scale`, (K',): that of each node.
+    out of `num_features`.
     """
 
     nodes: np.ndarray
@@ -47,18 +47,17 @@ class HeldOutStatistics(NamedTuple):
     has_direction: np.ndarray
     num_observed: np.ndarray
     num_features: int
-    scale: np.ndarray
 
 
 class QuickMixture(NamedTuple):
     """Parameters at the present `nodes`: log weights and noise variances (K',), variances along directions (K', d).
 
-    The noise, one for each `scale` of a tree, was estimated from the nodes' sums of squared residuals, `residual`, and
-    their degrees of freedom, `freedom`, (K',) each.
+    The noise, one for each scale, was estimated from the nodes' sums of squared residuals, `residual`, and their
+    degrees of freedom, `freedom`, (K',) each. Cells side by side share it as nodes of these numbers would: one for all
+    of them, or one for each, chose the noise scales of features no better in trials on training rows.
     """
 
     nodes: np.ndarray
-    scale: np.ndarray
     log_weight: np.ndarray
     noise: np.ndarray
     variance: np.ndarray
@@ -184,7 +183,7 @@ def evidence_of(judged: Training, rows: np.ndarray, partition: Partition, subspa
     nodes = np.flatnonzero(partition.is_present)
     if partition.depth > 0 and partition.cells[0] is not None and partition.size(0) > LARGEST_SAMPLE:
         # deeper nodes have too few rows of the sample
-        nodes = nodes[partition.scales_of(nodes) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
+        nodes = nodes[_scale_of(nodes) <= np.log2(LARGEST_SAMPLE / FEWEST_SAMPLED)]
     return _fit(judged, rows, partition, subspaces, nodes)
 
 
@@ -214,7 +213,6 @@ def _fit(judged: Training, rows: np.ndarray, partition: Partition, subspaces: Su
         has_direction=np.arange(squared.shape[2]) < subspaces.ranks[nodes][:, None],
         num_observed=np.full(num_rows, num_features) if seen is None else seen.sum(axis=1),
         num_features=num_features,
-        scale=partition.scales_of(nodes),
     )
     is_inside = np.stack([np.isin(rows, partition.cells[node]) for node in nodes], axis=1)
     share = partition.processes.joined(is_inside).T.astype(np.float64, order="C")
@@ -231,11 +229,11 @@ def _m_step(rows: HeldOutStatistics, share: np.ndarray) -> QuickMixture:
     freedom_per_feature = 1.0 - rows.has_direction.sum(axis=1) / rows.num_features
     freedom = freedom_per_feature * (share @ rows.num_observed)
     residual = (share * rows.residual).sum(axis=1)
-    noise = _noise(rows.scale, residual, freedom)
+    noise = _noise(rows.nodes, residual, freedom)
     second = _matmul(share.astype(rows.squared.dtype)[:, None, :], rows.squared)[:, 0, :]
     variance = _variance(second, count, noise)
     log_weight = _log_weight(count, share.shape)
-    return QuickMixture(rows.nodes, rows.scale, log_weight, noise, variance, rows.has_direction, residual, freedom)
+    return QuickMixture(rows.nodes, log_weight, noise, variance, rows.has_direction, residual, freedom)
 
 
 def _log_weight(count: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -279,22 +277,26 @@ def cell_mixture(training: Training, partition: Partition, subspaces: Subspaces)
     weight = count / used
     residual = weight * off
     freedom = weight * seen * (1.0 - ranks / num_features)
-    scale = partition.scales_of(nodes)
-    noise = _noise(scale, residual, freedom)
+    noise = _noise(nodes, residual, freedom)
     has_direction = np.arange(along.shape[1]) < ranks[:, None]
     variance = _variance(along, used, noise)
     log_weight = np.log(count / count.sum())
-    return QuickMixture(nodes, scale, log_weight, noise, variance, has_direction, residual, freedom)
+    return QuickMixture(nodes, log_weight, noise, variance, has_direction, residual, freedom)
 
 
 def residuals_of_scales(mixture: QuickMixture, num_scales: int) -> tuple[np.ndarray, np.ndarray]:
     """Sums of squared residuals that a mixture's noise comes from, and their degrees of freedom, (S,) each."""
-    scale, residual, freedom = mixture.scale, mixture.residual, mixture.freedom
+    scale, residual, freedom = _scale_of(mixture.nodes), mixture.residual, mixture.freedom
     return np.bincount(scale, residual, num_scales), np.bincount(scale, freedom, num_scales)
 
 
-def _noise(scale: np.ndarray, residual: np.ndarray, freedom: np.ndarray) -> np.ndarray:
+def _scale_of(nodes: np.ndarray) -> np.ndarray:
+    return np.floor(np.log2(nodes + 1)).astype(int)
+
+
+def _noise(nodes: np.ndarray, residual: np.ndarray, freedom: np.ndarray) -> np.ndarray:
     """Noise variance of every node's scale, from sums of squares and their degrees of freedom at the nodes."""
+    scale = _scale_of(nodes)
     # one degree of freedom of unit variance keeps the noise of empty scales defined
     return ((np.bincount(scale, residual) + 1.0) / (np.bincount(scale, freedom) + 1.0))[scale]
 

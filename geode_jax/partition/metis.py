@@ -46,10 +46,6 @@ class Partition(NamedTuple):
         sizes = np.array([0 if rows is None else rows.size for rows in cells])
         return cls(depth, cells, processes, processes.total(sizes))
 
-    def scales_of(self, nodes: np.ndarray) -> np.ndarray:
-        """Scale of each of these nodes; 0 for all cells side by side, which are not nested."""
-        return np.zeros(nodes.size, int) if self.depth == 0 else np.floor(np.log2(nodes + 1)).astype(int)
-
     def cell(self, node: int) -> np.ndarray:
         """Rows of a present node."""
         rows = self.cells[node]
