@@ -152,8 +152,8 @@ def _mnist() -> list[str]:
         "### MNIST",
         "",
         "The official split. The error is with raw pixels, and with digits sheared upright (`--deskew`); the rest"
-        " with raw pixels. GEODE was timed alone, the others beside other work, the published form at that on a machine"
-        " half as quick. GEODE's probabilities are calibrated on training rows, those of the others are not:",
+        " with raw pixels. GEODE was timed alone, the others beside other work, and the published form on a machine"
+        " half as quick too. GEODE's probabilities are calibrated on training rows, those of the others are not:",
         "",
         *table(head, rows),
     ]

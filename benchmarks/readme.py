@@ -120,7 +120,7 @@ OLDER = (
     " which changes they lack. The others would come out the same today, but for rounding.",
     "",
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
-    " `stage_one`, and `scenarios` with 10,000 and 15,000 features.",
+    " `scenarios` with 10,000 and 15,000 features.",
     "- Refined cuts: iris and the curved sheet in `gpu`.",
     "- Held-out rows no longer count in the variances by which a span, a noise covariance or units are judged:"
     " `refined_cuts`.",

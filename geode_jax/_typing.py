@@ -5,7 +5,7 @@ axis  meaning
 ====  =======================================================================
 n     rows (observations)
 D     features (columns)
-V     features that vary: those that the model is of
+V     features that vary, which the model describes
 K     nodes of the tree in heap order, ``2**(depth + 1) - 1``; absent nodes are masked
 d     directions kept per node (``max_rank``)
 S     scales of the tree, ``depth + 1``; the root is scale 0

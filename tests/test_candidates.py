@@ -168,7 +168,7 @@ def test_nothing_is_lost_on_the_way_to_a_file(forests, data, tmp_path):
     few = forests[1]
     again = Forest.from_archive(*few.to_archive())
     assert eqx.tree_equal(again, few)
-    posterior = geode_jax.fit(jax.random.key(0), data, dictionary=FEW, sampler=SAMPLER)
+    posterior = geode_jax.sample_posterior(jax.random.key(0), few, sampler=SAMPLER)
     posterior.save(tmp_path / "few.npz")
     np.testing.assert_array_equal(geode_jax.Posterior.load(tmp_path / "few.npz").lost_mass, posterior.lost_mass)
     held_out = geode_jax.held_out_log_density(few, posterior)

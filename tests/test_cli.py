@@ -179,7 +179,7 @@ def test_seeds_that_are_none(seed, folder, capsys):
     with pytest.raises(SystemExit) as ended:
         run(["sample", str(folder / "model.npz"), "7", str(folder / "none.csv"), "--seed", seed])
     assert ended.value.code == 2
-    assert "argument --seed: " in capsys.readouterr().err
+    assert f"argument --seed: expected a whole number from 0 to 2**32 - 1, got {seed}" in capsys.readouterr().err
 
 
 def test_failures_are_one_line(folder, capsys):

@@ -434,6 +434,8 @@ def test_a_feature_with_one_seen_value_has_no_size(factor_rows):
     found = fill._size(Training(rows, 6, None, ~is_hidden))
     assert found == pytest.approx(fill._size(Training(rows[:, others], 5, None, ~is_hidden[:, others])))
     assert found < 1.0
+    rows[:, 3] *= 1e-5  # in another unit
+    assert found == pytest.approx(fill._size(Training(rows, 6, None, ~is_hidden)))
 
 
 def test_rounds_without_folds(factor_rows):

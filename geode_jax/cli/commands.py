@@ -98,10 +98,9 @@ _positive = _at_least(1)
 
 
 def _seed(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**32:  # NumPy's limits
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 2**32 - 1, got {text}")
-    return value
+    if not text.isdecimal() or int(text) >= 2**32:  # NumPy's limit
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2**32 - 1, got {text}")
+    return int(text)
 
 
 def _share(text: str) -> float:

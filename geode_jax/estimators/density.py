@@ -47,7 +47,8 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     progress : bool, default=False
         Show a progress bar on standard error.
     checkpoint : path or None, default=None
-        Folder in which an unfinished fit is saved; the same `fit` after a crash resumes from there.
+        Folder in which an unfinished fit is saved; the same `fit` after a crash resumes from there. Not saved by
+        `save`.
     mesh : jax.sharding.Mesh or None, default=None
         Devices that share the work of `fit` and of predictions, as in :func:`geode_jax.fit`; not saved by `save`.
     random_state : int, RandomState instance or None, default=None

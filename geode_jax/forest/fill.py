@@ -83,7 +83,7 @@ def _size(training: Training) -> float:
     observed = np.sum(squares, axis=0, where=seen) / seen.sum(axis=0)
     filled = np.mean(squares, axis=0, where=~seen) * (~seen).mean(axis=0)
     # a class may show only one value of a feature: what is filled in differs from it by rounding
-    varies = observed > np.finfo(training.x.dtype).eps * observed.max()
+    varies = np.max(x, axis=0, where=seen, initial=-np.inf) > np.min(x, axis=0, where=seen, initial=np.inf)
     return float(np.mean(filled[varies] / observed[varies])) if varies.any() else 0.0
 
 

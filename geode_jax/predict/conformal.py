@@ -72,7 +72,7 @@ def p_values_by_pattern(
         is_usable = ~np.isnan(rows[:, ~is_missing]).any(axis=1)
         if not is_usable.any():
             raise ValueError(
-                f"calibration: expected complete rows, got none with values in all features that X[{members[0]}] shows"
+                f"calibration: expected rows with values in all features that X[{members[0]}] shows, got none"
             )
         reference = score(np.where(is_missing, np.nan, rows[is_usable]))
         found[members] = p_values(score(data[members]), reference)
