@@ -3,7 +3,7 @@
 Runs the tests' own code: the identity, draw, joint and calibration tests under every bug of tests/bugs.py, the
 Kolmogorov-Smirnov grid of the truncated gamma, and NUTS against Gibbs.
 
-python -m benchmarks.proofs [--quick]
+python -m benchmarks.proofs [--quick] [--fresh]
 """
 
 import argparse

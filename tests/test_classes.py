@@ -6,6 +6,7 @@ from unittest import mock
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
@@ -14,6 +15,8 @@ from scipy import special
 import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
 from geode_jax.fitting import classes, memory
+from geode_jax.math.whitening import ObservedRows
+from geode_jax.predict.class_span import show
 from geode_jax.predict.distance import in_float64
 
 SAMPLER = SamplerSettings(num_warmup=30, num_samples=20, segment_length=10)
@@ -261,6 +264,27 @@ def test_file(reduced, test, tmp_path):
 def test_bad_labels(train, labels, message):
     with pytest.raises(ValueError, match=message):
         geode_jax.fit_classes(jax.random.key(0), train[0], labels)
+
+
+def test_a_block_of_rows_holds_no_products_of_all_columns():
+    """Reducing a few rows with missing features: copies of the span for each, not all its columns' products."""
+    seen = ObservedRows(jnp.zeros((3, 400)), jnp.ones((3, 400)), None)
+    (called,) = jax.make_jaxpr(show)(jnp.zeros(400), jnp.zeros((400, 30)), seen).eqns
+    made = [variable.aval.size for equation in called.params["jaxpr"].eqns for variable in equation.outvars]
+    assert max(made) == 3 * 30 * 400
+
+
+def test_memory_of_rows_with_missing_values(train, monkeypatch):
+    """All rows, and those of the largest class as they are filled: for six dictionaries, and two copies."""
+    needed = mock.Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(classes, "warn_if_too_large", needed)
+    holes = train[0].copy()
+    holes[0, 0] = np.nan
+    for rows, copies in ((train[0], 0), (holes, 8)):
+        with pytest.raises(InterruptedError):
+            geode_jax.fit_classes(jax.random.key(0), rows, train[1], dictionary=SETTINGS, sampler=SAMPLER)
+        width = 4 if copies == 0 else 10  # a span for complete rows only
+        assert needed.call_args.args[0]["rows"] == 4 * width * (len(rows) + copies * np.bincount(train[1]).max())
 
 
 def test_memory_that_will_not_suffice(train, monkeypatch):

@@ -242,6 +242,10 @@ def test_checkpoints(wide, tmp_path):
     assert eqx.tree_equal(wide.draws, again.draws)
     forest = geode_jax.learn_forest(key, x, dictionary=wide.dictionary_settings)
     assert eqx.tree_equal(Forest.from_archive(*forest.to_archive()), forest)
+    drawn = geode_jax.sample_posterior(key, forest, sampler=SAMPLER)
+    assert drawn.row_space is not None
+    held_out, of_spread = (geode_jax.held_out_log_density(forest, one) for one in (drawn, drawn.spread_out()))
+    np.testing.assert_array_equal(held_out, of_spread)
 
 
 def test_devices_share_the_rows_of_predictions(wide, hidden):

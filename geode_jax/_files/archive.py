@@ -68,7 +68,7 @@ def _check_members(file: zipfile.ZipFile, stream: IO[bytes]) -> None:
 
 
 def encode(value: Any) -> Any:
-    """A settings object as nested dictionaries that name their class; plain values as they are.
+    """A settings object as nested dictionaries that name their class; plain values as they are, arrays as lists.
 
     Raises TypeError for what JSON cannot hold.
     """
@@ -81,8 +81,8 @@ def encode(value: Any) -> Any:
         value = os.fspath(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
+    if hasattr(value, "__array__"):  # of NumPy, JAX, pandas, ...
+        value = np.asarray(value).tolist()
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
     raise TypeError(f"expected numbers, strings, None or settings of this package, got {value!r}")

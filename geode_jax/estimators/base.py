@@ -64,13 +64,6 @@ def all_or_nothing(
     return whole
 
 
-def _plain(name: str, value: Any) -> Any:
-    """A parameter as a file can hold it: the name of a dtype, and class probabilities as an array of NumPy's."""
-    if name == "dtype":
-        return check_dtype(value).name
-    return value if name != "priors" or isinstance(value, list | tuple | None) else np.asarray(value)
-
-
 class GeodeEstimator(BaseEstimator):
     """Parameters of every estimator; :class:`geode_jax.GeodeDensity` describes them."""
 
@@ -129,7 +122,7 @@ class GeodeEstimator(BaseEstimator):
             if name in self._of_the_machine:
                 continue
             try:
-                parameters[name] = encode(_plain(name, value))
+                parameters[name] = check_dtype(value).name if name == "dtype" else encode(value)
             except TypeError as error:
                 raise TypeError(f"{name}: cannot be saved without pickle: {error}") from error
         attributes = {name: encode(getattr(self, name)) for name in self._saved if hasattr(self, name)}

@@ -158,8 +158,8 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     def impute(self, X: ArrayLike, interval: float | None = None, calibration: ArrayLike | None = None) -> Any:
         """Fill NaN with its conditional mean, (n, D); with `interval` (say 0.95), ``(filled, lower, upper)``.
 
-        Without `interval` there are none, where :func:`geode_jax.impute` gives those of 95%. Arrays, or frames with the
-        index and columns of X if that is a frame of pandas or polars.
+        Without `interval` there are no intervals; :func:`geode_jax.impute` gives those of 95%. Arrays, or frames with
+        the index and columns of X if that is a frame of pandas or polars.
 
         `calibration`: rows that were not in the fit. With them, intervals are calibrated also where whole parts of rows
         are missing together (see :func:`geode_jax.impute`).

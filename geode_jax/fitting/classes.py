@@ -296,6 +296,7 @@ def _bytes_of_classes(task: _Task) -> dict[str, int]:
     """Bytes of the large arrays of all classes together; only one batch of them has its statistics at a time."""
     plan, request = task.plan, task.request
     total = dict.fromkeys(("dictionaries", "trees", "statistics", "chains", "draws"), 0) | {"rows": task.x.nbytes}
+    filled = 0
     for batch in _batches(task):
         parts = []
         for number in batch:
@@ -308,6 +309,9 @@ def _bytes_of_classes(task: _Task) -> dict[str, int]:
         total["trees"] = max(total["trees"], *(part["trees"] for part in parts))
         for name in ("statistics", "chains"):
             total[name] = max(total[name], sum(part[name] for part in parts))
+        if plan.num_partial > 0:  # rows of one class at a time, as they are filled
+            filled = max(filled, *(part["rows"] for part in parts))
+    total["rows"] += filled
     return total
 
 

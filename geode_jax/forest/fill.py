@@ -138,9 +138,7 @@ def _fill(
 
 def _own_fillers(training: Training) -> _Fillers:
     """For the dictionary of all rows, one line: a row is filled by the dictionary that left its fold out."""
-    holdouts = each_fold(training.folds)
-    own = np.full(training.partial.size, -1) if training.folds is None else training.folds[training.partial]
-    return holdouts, own[None] + 1
+    return each_fold(training.folds), training.holdouts_of(training.partial)[None]
 
 
 def _fillers(training: Training) -> list[_Fillers]:
