@@ -122,8 +122,6 @@ OLDER = (
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
     " `scenarios` with 10,000 and 15,000 features.",
     "- Refined cuts: iris and the curved sheet in `gpu`.",
-    "- Held-out rows no longer count in the variances by which a span, a noise covariance or units are judged:"
-    " `refined_cuts`.",
     "- The centre of a cell whose rows are all of one fold (few of the smallest cells), and, where classes have missing"
     " values, first fills about the means of a class: every table of fits.",
     "- Frey faces in `stage_one` were run by a state of the code in which the cells whose residuals judge the noise"

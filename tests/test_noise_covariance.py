@@ -73,6 +73,13 @@ def test_held_out_variances_are_not_too_small(smooth, folds):
     assert shares[0] == pytest.approx(shares[1], rel=0.2)
 
 
+def test_rows_far_from_the_origin_lose_no_digits(smooth, folds):
+    near, far = (learn_covariances(smooth + distance, folds) for distance in (0.0, np.float64(2**27)))
+    np.testing.assert_allclose(far.variance, near.variance, rtol=1e-6)
+    for axes, known in zip(far.axes, near.axes, strict=True):
+        np.testing.assert_allclose(np.abs((axes * known).sum(axis=0)), 1.0, atol=1e-6)
+
+
 def test_deviations_are_those_of_the_noise(smooth, roots):
     """The noise is an autoregression's, about either of two curves: its covariance is found, not that of the data."""
     lag = np.abs(np.subtract.outer(np.arange(NUM_FEATURES), np.arange(NUM_FEATURES)))

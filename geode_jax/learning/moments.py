@@ -91,7 +91,7 @@ def over_processes(own: Sequence[Moments], processes: Processes) -> list[Moments
     return [Moments(*parts) for parts in zip(num_rows, centres, scatters, largest, strict=True)]
 
 
-def _as_parts(found: Sequence[Moments]) -> Moments:
+def as_parts(found: Sequence[Moments]) -> Moments:
     """Moments of single parts as those of one cell."""
     if len(found) == 1:
         return found[0]
@@ -158,5 +158,5 @@ class MomentSums:
         pieces = [rows[part[rows] == own] for rows in cells for own in range(number)]
         processes = self._partition.processes
         found = parallel_map(lambda rows: moments_of(self._x, rows, processes.products), pieces)
-        own = [_as_parts(found[start : start + number]) for start in range(0, len(found), number)]
+        own = [as_parts(found[start : start + number]) for start in range(0, len(found), number)]
         return over_processes(own, processes)

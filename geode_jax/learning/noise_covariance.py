@@ -21,6 +21,7 @@ from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.decompositions import Cell
 from geode_jax.learning.evidence import Evidence, Gain, evidence_of, judged_rows
 from geode_jax.learning.feature_noise import middle_cells
+from geode_jax.learning.moments import as_parts, moments_of, over_processes
 from geode_jax.learning.subspaces import (
     SubspaceOptions,
     Subspaces,
@@ -65,31 +66,6 @@ class NoiseRoot(NamedTuple):
         return (self.axes / (self.unit * self.deviation)) @ self.axes.T
 
 
-class _Moments(NamedTuple):
-    """Moments of a set of rows: their number, sum, and sum of outer products."""
-
-    size: float
-    total: np.ndarray
-    products: np.ndarray
-
-    @property
-    def mean(self) -> np.ndarray:
-        return self.total / self.size
-
-    def plus(self, other: "_Moments", sign: int = 1) -> "_Moments":
-        """Moments of both sets together, or with `sign` -1 of this set without the other."""
-        return _Moments(
-            self.size + sign * other.size, self.total + sign * other.total, self.products + sign * other.products
-        )
-
-    def covariance(self) -> np.ndarray:
-        return self.products / self.size - np.outer(self.mean, self.mean)
-
-    def variance_about(self, centre: np.ndarray, axes: np.ndarray) -> np.ndarray:
-        """Mean squares along the columns of `axes` about `centre`."""
-        return np.einsum("ij,ij->j", axes, self.covariance() @ axes) + np.square((self.mean - centre) @ axes)
-
-
 class Covariances(NamedTuple):
     """Principal axes (D, D) of all rows and of those without each fold, and the held-out `variance` (D,) along them."""
 
@@ -106,33 +82,22 @@ class Covariances(NamedTuple):
 
 def learn_covariances(x: Rows, folds: np.ndarray, processes: Processes = ALONE) -> Covariances:
     """Covariances of all rows of x, (n, D), and of those without each fold: O(n D^2 + D^3) operations."""
-    numbers = range(-1, fold_sizes(folds, processes).size - 1)
-    rest, *own = (_moments(x, np.flatnonzero(folds == fold), processes) for fold in numbers)
-    whole = functools.reduce(_Moments.plus, own, rest)
-    left = [whole, *(whole.plus(part, -1) for part in own)]
-    axes = parallel_map(_principal_axes, left)
-    variance = np.zeros(x.shape[1])
-    for part, without, directions in zip(own, left[1:], axes[1:], strict=True):
-        variance += part.size / (whole.size - rest.size) * part.variance_about(without.mean, directions)
-    return Covariances(axes, variance)
+    numbers = range(-1, fold_sizes(folds, processes).size - 1)  # -1: rows in no fold
+    own = as_parts([moments_of(x, np.flatnonzero(folds == number), processes.products) for number in numbers])
+    (moments,) = over_processes([own], processes)
 
+    def mean_and_axes(is_kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean, scatter = moments.kept(is_kept)
+        return mean, np.linalg.eigh(scatter)[1][:, ::-1]  # in order of decreasing variance
 
-def _moments(x: Rows, rows: np.ndarray, processes: Processes) -> _Moments:
-    sizes, means, scatters = [0], [np.zeros(x.shape[1])], np.zeros((x.shape[1], x.shape[1]))
-    for block in processes.products.blocks(rows.size, x.shape[1]):
-        mean, scatter = processes.products.moments(x[rows[block]])
-        sizes.append(block.stop - block.start)
-        means.append(mean)
-        scatters += scatter
-    by_block = np.array(sizes)[:, None] * means
-    total, outer = by_block.sum(axis=0), scatters + by_block.T @ means
-    size = int(processes.total(np.array([rows.size]))[0])
-    return _Moments(float(size), processes.total(total), processes.total(outer))
-
-
-def _principal_axes(moments: _Moments) -> np.ndarray:
-    """Eigenvectors of the covariance, in order of decreasing variance."""
-    return np.linalg.eigh(moments.covariance())[1][:, ::-1]
+    is_kept = 1 + np.array(numbers) != np.arange(len(numbers))[:, None]
+    is_kept[0] = True
+    found = parallel_map(mean_and_axes, list(is_kept))
+    square = np.zeros(x.shape[1])
+    for part, (mean, axes) in enumerate(found[1:], start=1):
+        square += np.einsum("ij,ij->j", axes, moments.scatter[part] @ axes)
+        square += moments.num_rows[part] * np.square((moments.mean[part] - mean) @ axes)
+    return Covariances([axes for _, axes in found], square / moments.num_rows[1:].sum())
 
 
 def learn_whitened_subspaces(
