@@ -36,7 +36,7 @@ from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import _forest_of_shapes, learn_forest
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import run
-from geode_jax.math.row_space import observe_in_space
+from geode_jax.math.rows_in_space import observe_in_space
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.partition.metis import Partition

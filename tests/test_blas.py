@@ -16,8 +16,8 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill, partial_statistics
 from geode_jax.gibbs import run
 from geode_jax.learning import first_fill
-from geode_jax.math.streaming import map_row_blocks
 from geode_jax.predict import classes, conditional, rows
+from geode_jax.predict.row_blocks import map_row_blocks
 
 
 def _threads():

@@ -22,7 +22,7 @@ import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill
 from geode_jax.gibbs import missing
-from geode_jax.math.row_space import observe_in_space
+from geode_jax.math.rows_in_space import observe_in_space
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.predict import class_span, conditional_moments, mixture, nodes
 

@@ -12,7 +12,6 @@ from scipy import linalg, special, stats
 import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.math.lowrank import latent_given, log_marginal, posterior_system, rough_log_marginal
-from geode_jax.math.streaming import ELSEWHERE, ON_CPU, block_size, map_row_blocks
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model import statistics
 from geode_jax.model.dictionary import Dictionary
@@ -22,6 +21,7 @@ from geode_jax.predict import mixture
 from geode_jax.predict import nodes as nodes_module
 from geode_jax.predict.conditional_moments import _pool, conditional_summary
 from geode_jax.predict.nodes import SCREEN_RANK, Ranking, SeenInSpan
+from geode_jax.predict.row_blocks import ELSEWHERE, ON_CPU, block_size, map_row_blocks
 from geode_jax.predict.rows import CANDIDATES
 
 SEEN = np.array([True, False, True, True, False, True])

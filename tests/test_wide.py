@@ -20,8 +20,8 @@ from geode_jax.forest.learn import plan_of
 from geode_jax.interop.numpyro import PosteriorPredictive
 from geode_jax.learning import feature_noise
 from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
-from geode_jax.math import row_space as math_row_space
-from geode_jax.math.row_space import RowsInSpace, observe_in_space
+from geode_jax.math import rows_in_space
+from geode_jax.math.rows_in_space import RowsInSpace, observe_in_space
 from geode_jax.math.whitening import observe_rows
 from geode_jax.model.dictionary import spread_out
 from geode_jax.partition.metis import Partition
@@ -205,7 +205,7 @@ def test_features_are_worked_on_in_parts(monkeypatch):
     """Parts that do not divide the features that are seen, of rows with different numbers of them."""
     rng = np.random.default_rng(0)
     space = np.linalg.qr(rng.normal(size=(50, 3)))[0].astype(np.float32)
-    monkeypatch.setattr(math_row_space, "NUMBERS_AT_ONCE", 7 * 3)
+    monkeypatch.setattr(rows_in_space, "NUMBERS_AT_ONCE", 7 * 3)
     for num_rows in (1, 6, 9):
         mask = (rng.random((num_rows, 50)) < 0.5).astype(np.float32)
         x = rng.normal(size=(num_rows, 50)).astype(np.float32)

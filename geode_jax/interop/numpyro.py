@@ -23,7 +23,7 @@ from geode_jax.forest.forest import Forest
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
 from geode_jax.gibbs.run import Samples
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.math.row_space import space_coordinates
+from geode_jax.math.rows_in_space import space_coordinates
 from geode_jax.model.dictionary import coloured
 from geode_jax.model.draw import Draw
 from geode_jax.model.problem import Problem

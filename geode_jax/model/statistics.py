@@ -16,7 +16,7 @@ from jax import lax
 
 from geode_jax._typing import Array, Bool, Float, Int, Shaped
 from geode_jax.math.lowrank import HIGHEST, Observed
-from geode_jax.math.row_space import SeenRows
+from geode_jax.math.rows_in_space import SeenRows
 from geode_jax.model.dictionary import Dictionary
 
 # Sums over rows are sums of this many blocks. So their order does not depend on how many devices share the rows, as

@@ -7,7 +7,6 @@ import numpy as np
 from geode_jax._checks import check_data, check_instance, check_integer, check_key, check_number
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, Float, KeyArray
-from geode_jax.math.streaming import map_row_blocks
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.conditional import condition
@@ -15,6 +14,7 @@ from geode_jax.predict.conformal import widening
 from geode_jax.predict.constants import log_density_of_constants, varying, with_constants
 from geode_jax.predict.density import density_row_bytes, log_densities, log_density_complete
 from geode_jax.predict.mixture import log_densities_partial
+from geode_jax.predict.row_blocks import map_row_blocks
 from geode_jax.predict.rows import (
     DENSITY_DRAWS,
     PARTIAL_DRAWS,

@@ -9,7 +9,6 @@ from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.devices import everywhere, mesh_of
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, Float
-from geode_jax.math.streaming import map_row_blocks
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict.class_span import bytes_per_row as reduced_row_bytes
 from geode_jax.predict.class_span import log_density_reduced, show
@@ -17,6 +16,7 @@ from geode_jax.predict.density import density_row_bytes, log_densities
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.mixture import log_densities_partial
 from geode_jax.predict.nodes import Nodes
+from geode_jax.predict.row_blocks import map_row_blocks
 from geode_jax.predict.rows import (
     CANDIDATES,
     in_row_space,

@@ -10,13 +10,13 @@ from geode_jax._checks import check_data, check_integer, check_key, check_number
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, ArrayLike, Float, KeyArray
-from geode_jax.math.streaming import map_row_blocks
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.conditional_moments import conditional_draws, conditional_summary
 from geode_jax.predict.constants import draws_of_constants, log_density_of_constants, summary_of, varying
 from geode_jax.predict.density import density_row_bytes, log_density_by_tree
 from geode_jax.predict.distance import by_distance
+from geode_jax.predict.row_blocks import map_row_blocks
 from geode_jax.predict.rows import (
     CONDITIONAL_DRAWS,
     check_candidates,

@@ -28,7 +28,7 @@ from jax.scipy.special import ndtr, ndtri
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
-from geode_jax.math.row_space import RowsInSpace, SeenRows
+from geode_jax.math.rows_in_space import RowsInSpace, SeenRows
 from geode_jax.math.whitening import NoiseGivenSeen
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw

@@ -10,12 +10,12 @@ from jax import lax
 
 from geode_jax._typing import Array, Float
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.math.streaming import map_row_blocks
 from geode_jax.model.candidate_statistics import AnyStatistics, CandidateStatistics, Probe
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.model.state import log_normal_constants
 from geode_jax.model.statistics import project
+from geode_jax.predict.row_blocks import map_row_blocks
 
 
 class NodeScores(eqx.Module):

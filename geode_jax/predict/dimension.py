@@ -8,8 +8,7 @@ import numpy as np
 
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, ArrayLike, Float
-from geode_jax.math.row_space import SeenRows
-from geode_jax.math.streaming import map_row_blocks
+from geode_jax.math.rows_in_space import SeenRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
@@ -17,6 +16,7 @@ from geode_jax.predict.constants import varying
 from geode_jax.predict.density import density_row_bytes, node_probabilities
 from geode_jax.predict.mixture import Candidates, candidate_scores, of_each_tree
 from geode_jax.predict.nodes import Nodes
+from geode_jax.predict.row_blocks import map_row_blocks
 from geode_jax.predict.rows import (
     DENSITY_DRAWS,
     PARTIAL_DRAWS,

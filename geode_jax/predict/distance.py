@@ -27,8 +27,9 @@ from geode_jax.rows.blocks import slices
 FARTHEST_IN_FLOAT32 = 4.0
 
 # Where a direction's variance is more than this many times that of the noise, rows with missing features are reduced in
-# a space (math/row_space.py) in float64: inner products of a direction that is not seen are zero there only to within
-# rounding, which this ratio multiplies. For 100,000 features it is a signal of four times the noise in all of them.
+# a space (math/rows_in_space.py) in float64: inner products of a direction that is not seen are zero there only to
+# within rounding, which this ratio multiplies. For 100,000 features it is a signal of four times the noise in all of
+# them.
 LARGEST_SIGNAL = 2e6
 
 # The same for classes in a common span, over the noise outside and over that inside: their covariances are summed and

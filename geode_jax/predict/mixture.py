@@ -26,7 +26,7 @@ from geode_jax.math.lowrank import (
     log_marginal,
     rough_log_marginal,
 )
-from geode_jax.math.row_space import SeenRows
+from geode_jax.math.rows_in_space import SeenRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.model.statistics import map_nodes, observed_statistics_at, observed_statistics_of

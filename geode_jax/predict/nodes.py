@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from geode_jax._typing import Array, Float
 from geode_jax.math.lowrank import HIGHEST, least_squares, orthonormal
-from geode_jax.math.row_space import SeenRows
+from geode_jax.math.rows_in_space import SeenRows
 from geode_jax.model.dictionary import Dictionary, coloured
 
 SCREEN_RANK = 16  # leading directions by which nodes are ranked

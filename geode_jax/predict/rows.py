@@ -12,14 +12,14 @@ from geode_jax._runtime.blas import lapack_turn, one_blas_thread
 from geode_jax._runtime.devices import everywhere, mesh_of, on_one
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, ArrayLike
-from geode_jax.math.row_space import SeenRows, observe_in_space, space_coordinates
-from geode_jax.math.streaming import map_row_blocks
+from geode_jax.math.rows_in_space import SeenRows, observe_in_space, space_coordinates
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.mixture import bytes_in_space, bytes_per_row, log_density_partial
 from geode_jax.predict.nodes import Nodes
+from geode_jax.predict.row_blocks import map_row_blocks
 from geode_jax.rows.frame import to_model
 
 # Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density, or of its
