@@ -124,8 +124,6 @@ OLDER = (
     "- Refined cuts: iris and the curved sheet in `gpu`.",
     "- The centre of a cell whose rows are all of one fold (few of the smallest cells), and, where classes have missing"
     " values, first fills about the means of a class: every table of fits.",
-    "- Frey faces in `stage_one` were run by a state of the code in which the cells whose residuals judge the noise"
-    " scales of features had one noise for all. It chose other scales there.",
     "- Features that never vary left out: digits, of which three of 64 never do, in `contention`.",
     "",
     "Our fits of digits and of the Swiss roll were timed on a machine about half as quick as that of the rivals of"

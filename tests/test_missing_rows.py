@@ -239,9 +239,9 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(filled, monkeypatch):
             fill.fill_conditionally(rows, plan, [0], lambda *_: None) for rows in (training, _with_moved_fold(training))
         )
     others = training.folds != 0
-    np.testing.assert_array_equal(first.without[0][others], second.without[0][others])
+    np.testing.assert_array_equal(first.without_fold(0)[others], second.without_fold(0)[others])
     assert not np.array_equal(first.x[others], second.x[others])
-    assert not np.array_equal(first.without[1][training.folds == 2], second.without[1][training.folds == 2])
+    assert not np.array_equal(first.without_fold(1)[training.folds == 2], second.without_fold(1)[training.folds == 2])
 
 
 def test_a_round_does_not_fill_a_row_from_its_own_fill(filled, monkeypatch):
@@ -266,7 +266,7 @@ def test_fills_are_averaged_over_trees(filled, monkeypatch):
     monkeypatch.setattr(fill, "grow_trees", lambda training, plan, seeds, show: ([cells] * len(seeds), np.ones(6)))
     with jax_settings(np.float32):
         once, twice = (
-            fill._fill(training, plan, [0] * number, [fill._own_fillers(training)], lambda *_: None)[0]
+            fill._fill(training, plan, [0] * number, [fill._own_fillers(training)], lambda *_: None)
             for number in (1, 2)
         )
     np.testing.assert_allclose(twice, once, atol=1e-5)
@@ -305,10 +305,10 @@ def test_few_folds_leave_directions_to_fill_by(factor_rows, num_folds, depth, mo
     with jax_settings(np.float32):
         found = fill.fill_conditionally(training, plan, [0], lambda *_: None)
         alone = fill._fill(training, plan, [0], [fill._own_fillers(training)], lambda *_: None)
-    np.testing.assert_array_equal(found.x, alone[0])
-    for fold, filled in enumerate(found.without):
+    np.testing.assert_array_equal(found.x[training.partial], alone[0])
+    for fold in range(num_folds):
         used = is_hidden & (training.folds != fold)[:, None]
-        assert np.abs(filled - factor_rows)[used].mean() < 0.6 * np.abs(factor_rows[used]).mean()
+        assert np.abs(found.without_fold(fold)[:] - factor_rows)[used].mean() < 0.6 * np.abs(factor_rows[used]).mean()
 
 
 def test_soft_impute_of_large_tables(monkeypatch):
@@ -410,7 +410,7 @@ def test_fills_have_the_variance_that_is_left(factor_rows):
     with jax_settings(np.float32):
         training = Training(factor_rows.copy(), 6, np.arange(200) % 3, ~is_hidden)  # as if the fill were perfect
         found = fill.fill_conditionally(training, plan, [0], lambda *_: None)
-    for x in (found.x, *found.without):
+    for x in (found.x, *map(found.without_fold, range(3))):
         filled, truth = np.cov(x[100:].T), np.cov(factor_rows[100:].T)
         assert np.trace(filled) == pytest.approx(np.trace(truth), rel=0.35)
         assert np.linalg.eigvalsh(filled)[-2] > 0.25 * np.linalg.eigvalsh(truth)[-2]  # 0.1 by means

@@ -20,7 +20,7 @@ from geode_jax.fitting import single
 from geode_jax.fitting.row_files import checked_rows
 from geode_jax.rows.blocks import BLOCK_NUMBERS
 from geode_jax.rows.files import RowFiles
-from geode_jax.rows.view import Product, View, as_array, divide, taken
+from geode_jax.rows.view import Overlay, Product, View, as_array, divide, taken
 
 WIDE, TALL, PICTURES, CANDIDATES = "wide", "tall", "noise with a shape", "candidates"
 
@@ -68,6 +68,18 @@ def test_rows_times_matrices_are_computed_when_they_are_read(data, index):
     expected = np.where((which == 0)[:, None], x @ one, np.where((which == 1)[:, None], x @ other, x))
     np.testing.assert_allclose(Product(x, [one, other], which)[index], expected[index], rtol=1e-12)
     np.testing.assert_allclose(as_array(Product(x, [other])), x @ other, rtol=1e-12)
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_rows_with_others_in_place_of_some(data, index):
+    replaced = np.array([0, 3, 7, 8, 49])
+    values = np.random.default_rng(0).normal(size=(5, 7)).astype(data.dtype)
+    expected = data.copy()
+    expected[replaced] = values
+    given = data.copy()
+    np.testing.assert_array_equal(Overlay(data, replaced, values)[index], expected[index])
+    np.testing.assert_array_equal(as_array(Overlay(data, replaced, values)), expected)
+    np.testing.assert_array_equal(data, given)
 
 
 @pytest.mark.parametrize("index", [*INDICES, slice(None), slice(45, 99), np.arange(0)], ids=str)
@@ -270,7 +282,7 @@ def test_a_mapped_file_is_learned_from_as_an_array_is(case, dtype, tmp_path, mon
 
 @pytest.mark.parametrize(("is_mapped", "is_missing"), [(False, False), (True, False), (True, True)])
 def test_room_for_the_rows_of_a_mapped_file(is_mapped, is_missing, tmp_path, monkeypatch):
-    """Is needed only where values are missing: then for rows as filled for each of six dictionaries, and two copies."""
+    """Is needed only where values are missing: for two copies, and for a third of the rows, six times as filled."""
     x = _curved(60, 6)
     x[::3, 2] = np.nan if is_missing else 100.0
     np.save(tmp_path / "rows.npy", x)
@@ -280,7 +292,7 @@ def test_room_for_the_rows_of_a_mapped_file(is_mapped, is_missing, tmp_path, mon
     monkeypatch.setattr(single, "warn_if_too_large", needed)
     with pytest.raises(RuntimeError):
         geode_jax.fit(jax.random.key(0), data, dictionary=settings)
-    assert needed.call_args.args[0]["rows"] == (8 if is_missing else 1 - is_mapped) * x.nbytes
+    assert needed.call_args.args[0]["rows"] == (2 + 6 / 3 if is_missing else 1 - is_mapped) * x.nbytes
 
 
 def test_a_mapped_file_with_missing_values(tmp_path):

@@ -814,7 +814,8 @@ def test_folds_learn_from_rows_that_were_filled_without_them():
     other = (x + 0.3 * rng.normal(size=x.shape)).astype(np.float32)
     folds = assign_folds(len(x), 4, rng)
     cells = _partition(x, depth=1)
-    both = Training(x, 40, folds, without=[other] * 4)
+    is_observed = np.arange(40) != np.arange(len(x))[:, None] % 40  # every row misses one entry
+    both = Training(x, 40, folds, is_observed, without=[other] * 4)
     options = SubspaceOptions(3, 0, 3.0)
     span = learn_whole_span(both, 0).leading(5)
     for within in (None, span):
@@ -825,7 +826,7 @@ def test_folds_learn_from_rows_that_were_filled_without_them():
             np.testing.assert_allclose(found.centres[group], expected.centres[group], atol=1e-5)
             np.testing.assert_allclose(np.abs(found.bases[group]), np.abs(expected.bases[group]), atol=1e-3)
     # choices are by the same dictionaries: those of rows that fit nothing have nothing to gain
-    own = Training(x, 40, folds)
+    own = Training(x, 40, folds, is_observed)
     one_direction = learn_subspaces(x, cells, SubspaceOptions(1, 0), folds)
     without = cross_fitted_evidence(own, cells, one_direction).log_likelihood()
     assert try_spans(own, cells, SubspaceOptions(10, 0), without).is_taken

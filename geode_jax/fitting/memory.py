@@ -31,12 +31,12 @@ def bytes_needed(
     copied = is_copied * itemsize * (plan.num_rows if is_wide else plan.num_features)
     graph = plan.tree_rows * (copied + 24 * plan.tree.num_neighbors)
     draws = nodes * sampler.num_chains * sampler.num_samples
-    # the rows, and a copy whitened for one dictionary at a time
+    # the rows, and a copy whitened for one dictionary at a time, or in units of the noise while missing values are
+    # filled in; rows with missing values as they are filled for each dictionary
     noise = plan.request.noise_covariance
     has_none = noise is None or plan.num_features > noise.max_features or (is_mapped and is_divided)
-    copies = 1 if has_none else 2
-    if plan.num_partial > 0:  # as filled for each dictionary, as read in the last round of fills, and in units of noise
-        copies = 2 + plan.num_holdouts
+    copies = 1 if has_none and plan.num_partial == 0 else 2
+    held = (copies - is_mapped) * num_rows + plan.num_holdouts * min(plan.num_partial, num_rows)
     # with far fewer rows than features, coordinates of dictionaries are those in the space of the rows; its axes are
     # there until the dictionaries have all features, and remain where these stay in the space
     coordinates = kept = plan.num_features
@@ -46,7 +46,7 @@ def bytes_needed(
         if is_kept_in_space(plan.num_features, plan.num_rows, nodes, rank, itemsize):
             kept = coordinates
     return {
-        "rows": itemsize * (copies - is_mapped) * num_rows * plan.num_features,
+        "rows": itemsize * held * plan.num_features,
         "dictionaries": itemsize * (nodes * ((plan.num_holdouts - 1) * coordinates + kept) * (rank + 1) + of_space),
         "trees": places + graph,
         "statistics": of_pair * pairs,

@@ -30,6 +30,7 @@ from geode_jax.learning.evidence import QuickMixture, cross_fitted_evidence, fit
 from geode_jax.learning.subspaces import Subspaces, learn_subspaces
 from geode_jax.math.lowrank import latent_from, log_marginal, posterior_system
 from geode_jax.model.partial_statistics import PartialRows
+from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, each_fold
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import View, as_array
@@ -57,7 +58,7 @@ def fill_conditionally(training: Training, plan: Plan, seeds: list[int], show: S
     own = _own_fillers(training)
     training = _settle(training, plan, seeds[0], own, part_of(show, 0.0, 0.5))
     filled = _fill(training, plan, seeds[:FILL_TREES], _fillers(training), part_of(show, 0.5, 1.0))
-    return training._replace(x=filled[0], without=filled[1:] or None)
+    return _refilled(training, filled[0])._replace(without=list(filled[1:]) or None)
 
 
 def _settle(training: Training, plan: Plan, seed: int, own: _Fillers, show: ShowProgress) -> Training:
@@ -65,26 +66,40 @@ def _settle(training: Training, plan: Plan, seed: int, own: _Fillers, show: Show
     size = _size(training)
     for number, tree_seed in enumerate(np.random.default_rng(seed).integers(2**31, size=MOST_ROUNDS).tolist()):
         show(number / MOST_ROUNDS, f"round {number + 1}")
-        training = training._replace(x=_fill(training, plan, [tree_seed], [own], lambda *_: None)[0])
+        training = _refilled(training, _fill(training, plan, [tree_seed], [own], lambda *_: None)[0])
         before, size = size, _size(training)
         if size <= before + SETTLED:
             break
     return training
 
 
+def _refilled(training: Training, rows: np.ndarray) -> Training:
+    """With other values of the partial rows, (n_m, D)."""
+    x = np.array(training.x)
+    x[training.partial] = rows
+    return training._replace(x=x)
+
+
 def _size(training: Training) -> float:
     """What the filled entries add to the variance of the features that have any, in units of the observed one."""
     x, seen = as_array(training.x), training.mask
-    has_fills = ~seen.all(axis=0) & seen.any(axis=0)  # a class may never show a feature
-    if not has_fills.any():
-        return 0.0
-    x, seen = x[:, has_fills].astype(np.float64), seen[:, has_fills]
+    filled_in = np.flatnonzero(~seen.all(axis=0) & seen.any(axis=0))  # a class may never show a feature
+    parts = [filled_in[some] for some in slices(filled_in.size, len(x))]
+    shares = np.concatenate([np.zeros(0), *(_shares(x[:, part], seen[:, part]) for part in parts)])
+    return float(shares.mean()) if shares.size > 0 else 0.0
+
+
+def _shares(x: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """What the entries that were not seen add to the variance of those that were, for each feature of which these vary.
+
+    A class may show only one value of a feature: what is filled in differs from it by rounding.
+    """
+    varies = np.max(x, axis=0, where=seen, initial=-np.inf) > np.min(x, axis=0, where=seen, initial=np.inf)
+    x, seen = x[:, varies].astype(np.float64), seen[:, varies]
     squares = np.square(x - np.mean(x, axis=0, where=seen))  # means of a class may be far from 0
     observed = np.sum(squares, axis=0, where=seen) / seen.sum(axis=0)
-    filled = np.mean(squares, axis=0, where=~seen) * (~seen).mean(axis=0)
-    # a class may show only one value of a feature: what is filled in differs from it by rounding
-    varies = np.max(x, axis=0, where=seen, initial=-np.inf) > np.min(x, axis=0, where=seen, initial=np.inf)
-    return float(np.mean(filled[varies] / observed[varies])) if varies.any() else 0.0
+    share: np.ndarray = np.mean(squares, axis=0, where=~seen) * (~seen).mean(axis=0) / observed
+    return share
 
 
 def _fill(
@@ -93,10 +108,10 @@ def _fill(
     seeds: list[int],
     fillers: list[_Fillers],
     show: ShowProgress,
-) -> list[np.ndarray]:
-    """Rows filled with conditional means, averaged over a tree for every seed, and a deviation under the first tree.
+) -> np.ndarray:
+    """Partial rows filled with conditional means, averaged over a tree for every seed, and a deviation under the first.
 
-    One array for each line of the tables, with the same random numbers.
+    (lines, n_m, D): a line for each of the tables', with the same random numbers.
     """
     partitions, scales = grow_trees(training, plan, seeds, show)
     scaled = training._replace(x=as_array(View(training.x, scales)))
@@ -128,12 +143,10 @@ def _fill(
                     if number == 0:
                         total[line, used] += len(partitions) * (drawn - means)
                 line += 1
-    filled = []
-    for own in total:
-        copy = np.array(training.x)
-        copy[rows] = np.where(seen, copy[rows], own / len(partitions) * scales)
-        filled.append(copy)
-    return filled
+    total /= len(partitions)
+    total *= scales
+    np.copyto(total, training.x[rows], where=seen)
+    return total
 
 
 def _own_fillers(training: Training) -> _Fillers:

@@ -24,10 +24,10 @@ def fill_by_soft_impute(
 
     `num_thresholds`: how many of the thresholds to go through.
     """
-    filled = np.where(is_observed, x, 0.0).astype(x.dtype)
+    filled = np.where(is_observed, x, np.zeros((), x.dtype))
     largest = _largest_singular(filled, seed)
     for threshold in THRESHOLDS[:num_thresholds]:
-        filled = _soft_impute(filled, is_observed, threshold * largest, max_rank, seed)
+        _soft_impute(filled, is_observed, threshold * largest, max_rank, seed)
     return filled
 
 
@@ -38,11 +38,12 @@ def choose_threshold(
 
     `kept`: the entries to learn from. `kept` and `held_out` are masks of the rows' shape.
     """
-    filled = np.where(kept, x, 0.0).astype(x.dtype)
+    filled = np.where(kept, x, np.zeros((), x.dtype))
     largest = _largest_singular(filled, 0)
     best, best_error, best_filled = 0, float(np.square(x[held_out]).sum()), filled
     for number, threshold in enumerate(THRESHOLDS, start=1):
-        filled = _soft_impute(filled, kept, threshold * largest, max_rank, 0)
+        filled = filled.copy()
+        _soft_impute(filled, kept, threshold * largest, max_rank, 0)
         error = float(np.square((filled - x)[held_out]).sum())
         if error < best_error:
             best, best_error, best_filled = number, error, filled
@@ -55,20 +56,21 @@ def _largest_singular(x: np.ndarray, seed: int) -> float:
     return float(leading_components(x - x.mean(axis=0), 1, seed)[1][0])
 
 
-def _soft_impute(filled: np.ndarray, is_observed: np.ndarray, threshold: float, max_rank: int, seed: int) -> np.ndarray:
-    missing = ~is_observed
+def _soft_impute(filled: np.ndarray, is_observed: np.ndarray, threshold: float, max_rank: int, seed: int) -> None:
+    """Fill the missing entries anew, in place: of the rows that have any, which may be few."""
+    partial = np.flatnonzero(~is_observed.all(axis=1))
+    missing = ~is_observed[partial]
     rank = min(max_rank, *filled.shape)
     for _ in range(NUM_STEPS):
         mean = filled.mean(axis=0)
         left, singular, right = leading_components(filled - mean, rank, seed)
         shrunk = np.maximum(singular - threshold, 0.0).astype(filled.dtype)
-        low_rank = mean + (left * shrunk) @ right
-        change = np.square((low_rank - filled)[missing], dtype=np.float64).sum()
+        low_rank, rows = mean + (left[partial] * shrunk) @ right, filled[partial]
+        change = np.square((low_rank - rows)[missing], dtype=np.float64).sum()
         size = np.square(low_rank[missing], dtype=np.float64).sum()
-        filled = np.where(missing, low_rank, filled)
+        filled[partial] = np.where(missing, low_rank, rows)
         if change <= TOLERANCE**2 * size:
             break
-    return filled
 
 
 def leading_components(x: np.ndarray, rank: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

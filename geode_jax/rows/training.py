@@ -12,7 +12,7 @@ import numpy as np
 
 from geode_jax.rows.folds import Holdout, each_fold, judging_folds
 from geode_jax.rows.processes import ALONE, Processes
-from geode_jax.rows.view import Rows, divide, taken
+from geode_jax.rows.view import Overlay, Rows, divide, taken
 
 
 class Training(NamedTuple):
@@ -22,7 +22,8 @@ class Training(NamedTuple):
     - `num_features`: D, which is more than d' where `x` holds coordinates.
     - `folds`: fold of each row, (n,), -1 for a row in none; None where statistics are in sample.
     - `is_observed`: (n, D), which entries were not filled; None where none were.
-    - `without`: for each fold, the rows as filled by dictionaries without that fold; None where no entry was filled.
+    - `without`: for each fold, the rows that had missing entries, (n_m, d'), as filled by dictionaries without that
+      fold; None where no entry was filled.
     - `processes`: those that the rows are divided among; `x`, `folds` and all indices are of this process's rows.
     """
 
@@ -87,8 +88,8 @@ class Training(NamedTuple):
 
     def divided(self, divisors: np.ndarray) -> "Training":
         """All rows divided by the divisors of the features, in place if they are arrays."""
-        for rows in self.without or []:
-            divide(rows, divisors)
+        for filled in self.without or []:
+            divide(filled, divisors)
         return self._replace(x=divide(self.x, divisors))
 
     def judging(self, enough: int) -> "Training":
@@ -99,8 +100,8 @@ class Training(NamedTuple):
         """Pairs of rows and the holdouts whose dictionaries learn from them; one pair where no entry was filled."""
         if self.without is None:
             return [(self.x, holdouts)]
-        return [(self.without[holdout[0]] if holdout else self.x, [holdout]) for holdout in holdouts]
+        return [(self.without_fold(*holdout) if holdout else self.x, [holdout]) for holdout in holdouts]
 
     def without_fold(self, fold: int) -> Rows:
         """Rows (n, d') from which the dictionary without the fold is learned; it uses only rows outside the fold."""
-        return self.x if self.without is None else self.without[fold]
+        return self.x if self.without is None else Overlay(self.x, self.partial, self.without[fold])

@@ -86,6 +86,22 @@ class Product(View):
         return found[:, features]
 
 
+class Overlay(View):
+    """Rows of `source`, (n, D), with other `values`, (m, D), in place of the rows `replaced`, (m,)."""
+
+    def __init__(self, source: "Rows", replaced: np.ndarray, values: np.ndarray) -> None:
+        self.shape, self.dtype = source.shape, source.dtype
+        self._source, self._values = source, values
+        self._place = np.full(source.shape[0], -1)
+        self._place[replaced] = np.arange(replaced.size)
+
+    def _found(self, index: Any) -> np.ndarray:
+        rows, features = rows_and_features(index)
+        found, place = np.array(self._source[rows]), self._place[rows]
+        found[place >= 0] = self._values[place[place >= 0]]
+        return found[:, features]
+
+
 Rows: TypeAlias = np.ndarray | View
 
 
