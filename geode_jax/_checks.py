@@ -51,7 +51,10 @@ def check_number(value: Any, name: str, *, above: float, below: float = np.inf) 
     """Return `value` as a float inside the open interval (`above`, `below`)."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} of type {type(value).__name__}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = np.inf
     if not above < number < below:
         raise ValueError(f"{name}: expected a number in ({above:g}, {below:g}), got {value}")
     return number
@@ -230,7 +233,7 @@ def check_data(
     """
     array = _as_float_array(data, name)
     if array.ndim != 2:
-        hint = f"; use {name}.reshape(1, -1) for one row" if array.ndim == 1 else ""
+        hint = f"; use {name}.reshape(1, -1) for one row" if array.ndim == 1 and name.isidentifier() else ""
         raise ValueError(f"{name}: expected a 2-D array of shape (rows, features), got shape {array.shape}{hint}")
     rows, features = array.shape
     if features == 0 or (rows == 0 and min_rows > 0):

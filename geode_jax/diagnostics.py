@@ -19,10 +19,12 @@ from geode_jax.predict.api import log_density_draws
 from geode_jax.settings import GammaPrior
 
 # Vehtari et al. recommend R-hat below 1.01 and 100 effective draws per chain before a posterior is reported. The limits
-# here are looser: what exceeds them is bad enough to change predictions.
+# here are looser. They are for parameters: densities are averages over trees, and settle long before.
 LARGEST_R_HAT = 1.05
 FEWEST_EFFECTIVE = 50
-# Noise below this share of the data's standard deviation is too small for any measurement: it has collapsed.
+# Quantities of one kind of problem that have a line each in a report; the rest is counted.
+MOST_TOLD = 5
+# Noise below this share of the features' units is too small for any measurement: it has collapsed.
 COLLAPSED_NOISE = 1e-4
 # Largest share of posterior mass at nodes that are not candidates that is not reported.
 LARGEST_LOST_MASS = 0.01
@@ -85,6 +87,8 @@ def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
     """Report problems of the chains in words, with what to do about them, and the choices of stage one.
 
     With rows X, shape (n, D), for example ten typical ones, it also says whether their log densities have converged.
+    After a fit with defaults, one chain of 100 draws per tree, expect problems: that is enough for predictions, which
+    average over trees, but not for these limits. The five worst quantities of each kind are told.
     """
     check_instance(posterior, "posterior", Posterior)
     chosen = [f"chosen from the data: {decision}" for decision in posterior.found.decisions]
@@ -93,12 +97,9 @@ def report(posterior: Posterior, X: ArrayLike | None = None) -> str:
 
 def _problems(posterior: Posterior, X: ArrayLike | None) -> str:
     differs = _chains_with_other_directions(posterior)
-    problems = [
-        line
-        for diagnostic in diagnose(posterior, X)
-        if not (differs[diagnostic.tree] and diagnostic.quantity in _BY_DIRECTIONS)
-        for line in _complaints(diagnostic)
-    ]
+    problems = _complaints(
+        [one for one in diagnose(posterior, X) if not (differs[one.tree] and one.quantity in _BY_DIRECTIONS)]
+    )
     problems += [
         f"tree {tree}: after adaptation the chains use different directions, so that their log joints and active"
         " directions cannot be compared; run with adaptation=None to compare them"
@@ -139,10 +140,10 @@ def _chains_with_other_directions(posterior: Posterior) -> np.ndarray:
 def _complaints_about_scales(posterior: Posterior) -> list[str]:
     """Problems of scales: collapsed noise, and scales without rows."""
     weights = posterior.scale_weights.mean(axis=(0, 1, 2))
-    # in model coordinates, where the data's mean square is 1
+    # in model coordinates, where a feature's unit is 1
     noise = np.exp(0.5 * np.median(np.asarray(posterior.draws.log_sigma2, np.float64), axis=(0, 1, 2)))
     found = [
-        f"scale {scale}: the noise has collapsed to {noise[scale]:.0e} of the data's deviation; look for repeated rows,"
+        f"scale {scale}: the noise has collapsed to {noise[scale]:.0e} of the features' units; look for repeated rows,"
         " or for features that follow from others"
         for scale in np.flatnonzero((noise < COLLAPSED_NOISE) & (weights >= 0.01))
     ]
@@ -198,14 +199,38 @@ def _normal_scores(values: np.ndarray) -> np.ndarray:
     return special.ndtri((ranks - 0.375) / (values.size + 0.25))
 
 
-def _complaints(diagnostic: Diagnostic) -> list[str]:
-    where = f"tree {diagnostic.tree}, {diagnostic.quantity}"
-    if not diagnostic.r_hat <= LARGEST_R_HAT:
-        return [
-            f"{where}: chains (or the halves of one) disagree, R-hat {diagnostic.r_hat:.2f}; raise num_warmup and"
-            " num_samples, and if they still disagree they sit in different modes, over which predictions average"
-        ]
-    fewest = min(diagnostic.ess_bulk, diagnostic.ess_tail)
-    if not fewest >= FEWEST_EFFECTIVE:
-        return [f"{where}: only {fewest:.0f} effective draws; raise num_samples"]
-    return []
+def _complaints(found: list[Diagnostic]) -> list[str]:
+    """Chains that disagree, and quantities with few effective draws: the worst of each, and how many more there are."""
+    disagree = sorted((one for one in found if not one.r_hat <= LARGEST_R_HAT), key=lambda one: -one.r_hat)
+    few = sorted(
+        (one for one in found if one.r_hat <= LARGEST_R_HAT and not _fewest(one) >= FEWEST_EFFECTIVE), key=_fewest
+    )
+    lines = [
+        f"tree {one.tree}, {one.quantity}: chains (or the halves of one) disagree, R-hat {one.r_hat:.2f}; raise"
+        " num_warmup and num_samples, and if they still disagree they sit in different modes, over which predictions"
+        " average"
+        for one in disagree[:MOST_TOLD]
+    ]
+    lines += _more(disagree, len(found), "in which chains disagree")
+    lines += [
+        f"tree {one.tree}, {one.quantity}: only {_fewest(one):.0f} effective draws; raise num_samples"
+        for one in few[:MOST_TOLD]
+    ]
+    lines += _more(few, len(found), "with few effective draws")
+    if lines:
+        lines.append(
+            "these limits are for parameters and the density of one tree; predictions average over trees and may have"
+            " settled: compare their held-out log density with that of longer chains"
+        )
+    return lines
+
+
+def _fewest(one: Diagnostic) -> float:
+    return min(one.ess_bulk, one.ess_tail)
+
+
+def _more(told: list[Diagnostic], number: int, what: str) -> list[str]:
+    """A line on those that have none of their own."""
+    if len(told) <= MOST_TOLD:
+        return []
+    return [f"{len(told) - MOST_TOLD} more of {number} quantities {what}: diagnose has their numbers"]

@@ -13,6 +13,18 @@ from geode_jax._checks import check_instance, check_integer, check_number
 Kind = TypeVar("Kind")
 
 
+def _convert(settings: Any, name: str, check: Callable[..., Any], *args: Any, **limits: Any) -> Any:
+    """Check a field, and keep what the check makes of it: settings that are equal are then saved alike."""
+    value = check(getattr(settings, name), name, *args, **limits)
+    object.__setattr__(settings, name, value)
+    return value
+
+
+def _convert_if_given(settings: Any, name: str, check: Callable[..., Any], *args: Any, **limits: Any) -> None:
+    if getattr(settings, name) is not None:
+        _convert(settings, name, check, *args, **limits)
+
+
 @dataclasses.dataclass(frozen=True)
 class CrossFit:
     """Statistics of a row come from a dictionary that never saw the row.
@@ -23,7 +35,7 @@ class CrossFit:
     num_folds: int = 5
 
     def __post_init__(self) -> None:
-        check_integer(self.num_folds, "num_folds", 2)
+        _convert(self, "num_folds", check_integer, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +55,9 @@ class FeatureNoise:
     floor: float = 0.05
 
     def __post_init__(self) -> None:
-        check_integer(self.num_rounds, "num_rounds", 1)
-        check_integer(self.num_folds, "num_folds", 2)
-        check_number(self.floor, "floor", above=0.0, below=1.0)
+        _convert(self, "num_rounds", check_integer, 1)
+        _convert(self, "num_folds", check_integer, 2)
+        _convert(self, "floor", check_number, above=0.0, below=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +71,7 @@ class SharedSpan:
     rank: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rank is not None:
-            check_integer(self.rank, "rank", 1)
+        _convert_if_given(self, "rank", check_integer, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +89,7 @@ class NoiseCovariance:
     max_features: int = 1000
 
     def __post_init__(self) -> None:
-        check_integer(self.max_features, "max_features", 1)
+        _convert(self, "max_features", check_integer, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +109,7 @@ class MissingRows:
 
     def __post_init__(self) -> None:
         for name in ("num_candidates", "num_groups"):
-            if getattr(self, name) is not None:
-                check_integer(getattr(self, name), name, 1)
+            _convert_if_given(self, name, check_integer, 1)
 
 
 def _renamed(old: str, new: str) -> Callable[[type[Kind]], type[Kind]]:
@@ -181,7 +191,7 @@ class DictionarySettings:
     missing_rows: MissingRows = MissingRows()
 
     def __post_init__(self) -> None:
-        check_integer(self.num_trees, "num_trees", 1)
+        _convert(self, "num_trees", check_integer, 1)
         for name, minimum in (
             ("max_rank", 1),
             ("depth", 0),
@@ -190,13 +200,10 @@ class DictionarySettings:
             ("min_cell_size", 2),
             ("num_candidates", 1),
         ):
-            value = getattr(self, name)
-            if value is not None:
-                check_integer(value, name, minimum)
+            _convert_if_given(self, name, check_integer, minimum)
         for name in ("parent_rows", "borrowed_rows"):
-            if getattr(self, name) is not None:
-                check_number(getattr(self, name), name, above=0.0)
-        check_instance(self.refined_cuts, "refined_cuts", bool)
+            _convert_if_given(self, name, check_number, above=0.0)
+        _convert(self, "refined_cuts", check_instance, bool)
         check_instance(self.cross_fit, "cross_fit", (CrossFit, None))
         check_instance(self.feature_noise, "feature_noise", (FeatureNoise, None))
         check_instance(self.noise_covariance, "noise_covariance", (NoiseCovariance, None))
@@ -233,8 +240,8 @@ class GammaPrior:
     rate: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number(self.shape, "shape", above=0.0)
-        check_number(self.rate, "rate", above=0.0)
+        _convert(self, "shape", check_number, above=0.0)
+        _convert(self, "rate", check_number, above=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,19 +275,19 @@ class Prior:
     right_concentration: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number(self.tau_rate, "tau_rate", above=0.0)
-        check_number(self.right_concentration, "right_concentration", above=0.0)
+        _convert(self, "tau_rate", check_number, above=0.0)
+        _convert(self, "right_concentration", check_number, above=0.0)
         if not isinstance(self.stop_concentration, GammaPrior):
-            check_number(self.stop_concentration, "stop_concentration", above=0.0)
+            _convert(self, "stop_concentration", check_number, above=0.0)
         for name in ("noise_shape", "noise_rate"):
-            value = check_number(getattr(self, name), name, above=-np.inf)
+            value = _convert(self, name, check_number, above=-np.inf)
             if value < 0.0:
                 raise ValueError(f"{name}: expected a number of at least 0, got {value}")
             if value == 0.0 and self.noise_rows is None:
                 where = "where noise_rows is None, as in Prior.published()"
                 raise ValueError(f"{name}: expected a number above 0 {where}, got 0")
         if self.noise_rows is not None:
-            check_number(self.noise_rows, "noise_rows", above=0.0)
+            _convert(self, "noise_rows", check_number, above=0.0)
             if self.noise_shape == 0.0 and self.noise_rows < 1.0:
                 raise ValueError(f"noise_rows: expected at least 1 where noise_shape is 0, got {self.noise_rows}")
 
@@ -332,9 +339,9 @@ class RankAdaptation:
     slope: float = -0.005
 
     def __post_init__(self) -> None:
-        check_number(self.tolerance, "tolerance", above=0.0, below=1.0)
+        _convert(self, "tolerance", check_number, above=0.0, below=1.0)
         for name in ("intercept", "slope"):
-            check_number(getattr(self, name), name, above=-np.inf)
+            _convert(self, name, check_number, above=-np.inf)
             if not getattr(self, name) <= 0.0:
                 raise ValueError(f"{name}: expected a number of at most 0, got {getattr(self, name)!r}")
 
@@ -351,7 +358,7 @@ class SamplerSettings:
     - `membership` (default ``DirectMembership()``): how the nodes of the rows are drawn.
     - `adaptation` (default ``RankAdaptation()``): how ranks adapt; None keeps all directions.
     - `segment_length` (default 50): sweeps per compiled call. After each, draws move to the host, progress is shown,
-      and the checkpoint is written.
+      and the checkpoint is written. The last call is as long as the others: sweeps after the last draw are dropped.
     """
 
     num_warmup: int = 100
@@ -364,9 +371,9 @@ class SamplerSettings:
     segment_length: int = 50
 
     def __post_init__(self) -> None:
-        check_integer(self.num_warmup, "num_warmup", 0)
+        _convert(self, "num_warmup", check_integer, 0)
         for name in ("num_samples", "num_chains", "thinning", "segment_length"):
-            check_integer(getattr(self, name), name, 1)
+            _convert(self, name, check_integer, 1)
         check_instance(self.shrinkage, "shrinkage", (ExactShrinkage, PublishedShrinkage))
         check_instance(self.membership, "membership", (DirectMembership, SliceMembership))
         check_instance(self.adaptation, "adaptation", (RankAdaptation, None))

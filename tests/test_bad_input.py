@@ -3,12 +3,16 @@
 `python tests/test_bad_input.py` prints the table of cases and messages.
 """
 
+import json
+from fractions import Fraction
+
 import jax
 import numpy as np
 import pytest
 from scipy import sparse
 
 import geode_jax
+from geode_jax._files.archive import encode
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(8, 3))
@@ -209,6 +213,18 @@ def test_not_a_posterior(fitted):
         geode_jax.held_out_log_density(fitted, fitted)
     with pytest.raises(TypeError, match=r"posterior: expected Posterior, got .* of type int"):
         geode_jax.log_density(3, X)
+
+
+def test_settings_keep_numbers_of_python():
+    """Sums of small integers would overflow, fractions are no numbers to JAX, and 3 and 3.0 would be saved apart."""
+    settings = geode_jax.SamplerSettings(num_warmup=np.int8(100), num_samples=np.int8(100))
+    assert settings.num_warmup + settings.num_samples == 200
+    assert isinstance(geode_jax.Prior(tau_rate=Fraction(1, 2), noise_shape=np.float32(1)).tau_rate, float)
+    for given in ({"parent_rows": 3}, {"borrowed_rows": np.int64(5)}, {"refined_cuts": np.True_}):
+        found = geode_jax.DictionarySettings(**given)
+        assert json.dumps(encode(found)) == json.dumps(encode(geode_jax.DictionarySettings()))
+    with pytest.raises(ValueError, match="tau_rate: expected a number in"):
+        geode_jax.Prior(tau_rate=10**400)
 
 
 def test_legacy_keys_are_welcome(fitted):

@@ -16,6 +16,7 @@ import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
 from geode_jax.fitting import classes, memory
 from geode_jax.math.whitening import ObservedRows
+from geode_jax.predict import classes as predict_classes
 from geode_jax.predict.class_span import show
 from geode_jax.predict.distance import in_float64
 
@@ -272,6 +273,18 @@ def test_a_block_of_rows_holds_no_products_of_all_columns():
     (called,) = jax.make_jaxpr(show)(jnp.zeros(400), jnp.zeros((400, 30)), seen).eqns
     made = [variable.aval.size for equation in called.params["jaxpr"].eqns for variable in equation.outvars]
     assert max(made) == 3 * 30 * 400
+
+
+def test_classes_are_told_some_rows_at_a_time(reduced, train, monkeypatch):
+    """Densities under every draw of all rows may not fit in memory."""
+    rows = train[0][:7].copy()
+    rows[[1, 4], 2] = np.nan
+    whole = geode_jax.class_log_probabilities(reduced, rows)
+    used = mock.Mock(wraps=predict_classes.class_log_densities)
+    monkeypatch.setattr(predict_classes, "class_log_densities", used)
+    monkeypatch.setattr(predict_classes, "NUMBERS_AT_ONCE", 1)
+    np.testing.assert_allclose(geode_jax.class_log_probabilities(reduced, rows), whole, rtol=1e-12)
+    assert used.call_count == 7
 
 
 def test_memory_of_rows_with_missing_values(train, monkeypatch):

@@ -13,7 +13,7 @@ from jax.errors import JaxRuntimeError
 
 import geode_jax
 from geode_jax.cli.commands import _table, parser, run
-from geode_jax.cli.tables import SUFFIXES, Choice, TableError, new_table, open_table
+from geode_jax.cli.tables import SUFFIXES, Choice, TableError, TextFormat, new_table, open_table
 from geode_jax.gibbs.run import _Run
 
 FIT = ["--trees", "1", "--warmup", "10", "--draws", "10", "--seed", "0", "--quiet"]
@@ -254,7 +254,7 @@ def test_failures_are_one_line(folder, capsys):
             ["impute", model, str(folder / "holes.csv"), str(out), "--quiet", *known],
             "--calibration: expected --interval",
         ),
-        (["score", model, str(folder / "holes.csv"), str(folder / "no" / "x.csv")], "No such file"),
+        (["score", model, str(folder / "holes.csv"), str(folder / "no" / "x.csv")], "expected a file in a folder that"),
         (["score", str(folder / "broken.npz"), str(folder / "holes.csv"), str(out)], "expected a file written by"),
         (["score", str(folder / "holes.npz"), str(folder / "holes.csv"), str(out)], "expected a file written by"),
         (["fit", str(folder / "train.csv"), str(folder / "no" / "m.npz")], "expected an .npz file in a folder"),
@@ -347,6 +347,8 @@ def test_tables_without_pyarrow(tmp_path):
         ("7,8,9\n1,2.5,n/a\n4,<NA>,6\n", ["--header"]),
         ("1,2.5,nan\n4,None,6\n", ["--no-header"]),
         ('"1","2,5",NA\n"4",,"6"\n', ["--decimal", ",", "--no-header"]),
+        ('a,b,c\n1,"2,5",NA\n"4",,"6"\n', ["--decimal", ","]),
+        ("1,2.5,NA\n4,,6\n   \n", ["--no-header"]),
     ],
 )
 def test_text_formats(tmp_path, content, arguments):
@@ -401,6 +403,51 @@ def test_empty_lines_are_no_rows(tmp_path):
     np.testing.assert_array_equal(next(table.chunks), [[1, 2]])
     with pytest.raises(TableError, match="line 7, column 'b'"):
         next(table.chunks)
+
+
+def test_a_decimal_comma_may_come_late(tmp_path):
+    """Whole numbers come without quotes; only a file with no decimal comma at all cannot be told from other cells."""
+    (tmp_path / "x.csv").write_text('a,b\n0,2\n"1,5",3\n')
+    table = open_table(tmp_path / "x.csv", 9, TextFormat(decimal=","))
+    np.testing.assert_array_equal(table.whole(), [[0, 2], [1.5, 3]])
+    (tmp_path / "x.csv").write_text("a,b\n0,2\n1,5\n")
+    with pytest.raises(TableError, match="expected another delimiter than the decimal ','"):
+        open_table(tmp_path / "x.csv", 9, TextFormat(decimal=","))
+
+
+def test_names_with_spaces_and_commas(tmp_path, data, capsys):
+    """pandas keeps spaces after commas, which the command line leaves out."""
+    model = geode_jax.GeodeDensity(num_trees=1, max_rank=3, depth=2, num_warmup=10, num_samples=10, random_state=0)
+    names = ["a", " b", " c", " d,e", " f", " g"]
+    frame = pd.DataFrame(data, columns=names)
+    model.fit(frame).save(tmp_path / "model.npz")
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    frame.to_parquet(tmp_path / "x.parquet")
+    for suffix in (".csv", ".parquet"):
+        for more in ([], ["--columns", 'a, b, c, "d,e", f, g']):
+            arguments = [str(tmp_path / "model.npz"), str(tmp_path / f"x{suffix}"), str(tmp_path / "out.csv"), *more]
+            assert run(["score", *arguments, "--quiet"]) == 0, capsys.readouterr().err
+    np.testing.assert_allclose(_read(tmp_path / "out.csv")[:, 0], model.score_samples(frame), rtol=1e-5)
+
+
+def test_no_two_columns_of_intervals_have_one_name(folder, tmp_path, capsys, data):
+    names = ["a", "a_lower", "c", "d", "e", "f"]
+    pd.DataFrame(data, columns=names).to_csv(tmp_path / "train.csv", index=False)
+    assert run(["fit", str(tmp_path / "train.csv"), str(tmp_path / "model.npz"), *FIT]) == 0
+    arguments = [str(tmp_path / name) for name in ("model.npz", "train.csv", "out.csv")]
+    assert run(["impute", *arguments, "--interval", "0.9", "--quiet"]) == 1
+    assert "--interval: expected no column 'a_lower', the name of a column of intervals" in capsys.readouterr().err
+    assert not (tmp_path / "out.csv").exists()
+    assert run(["impute", *arguments, "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("place", ["nowhere/out.csv", "out.xlsx"])
+def test_a_place_for_results_is_looked_at_first(folder, place, capsys):
+    """Not after the table was read to its end."""
+    for command in (["score"], ["impute", "--interval", "0.5"]):
+        with mock.patch("geode_jax.cli.commands.open_table", side_effect=AssertionError):
+            assert run([*command, str(folder / "model.npz"), str(folder / "whole.csv"), str(folder / place)]) == 1
+        assert f"{place}: expected a file" in capsys.readouterr().err
 
 
 def test_parquet_columns_with_nothing_or_with_yes_and_no(tmp_path):

@@ -136,6 +136,23 @@ def test_a_marginal_is_that_of_the_joint(posterior, rows):
 
 @pytest.mark.slow
 @ANY_NOISE_SLOW
+def test_a_marginal_of_a_marginal(posterior, rows):
+    """Its features are columns of the first one's results."""
+    first = geode_jax.condition(posterior, np.where(SEEN, rows, np.nan), **OPTIONS).marginal([3, 0, 5])
+    np.testing.assert_array_equal(first.marginal([2, 0]).features, [5, 3])
+    with pytest.raises(ValueError, match=r"features: expected different indices below 3, got \[4\]"):
+        first.marginal([4])
+
+
+@pytest.mark.parametrize("level", [1e-40, 1.0 - 1e-9])
+def test_levels_that_float32_does_not_tell_from_0_and_1(posterior, rows, level):
+    found = geode_jax.condition(posterior, np.where(SEEN, rows, np.nan), **OPTIONS)
+    with pytest.raises(ValueError, match="level: expected a number that float32 tells from 0 and 1, from 1e-38 to 1"):
+        found.quantile(level)
+    with pytest.raises(ValueError, match="probability: expected a number that float32 tells"):
+        found.interval(level)
+
+
 def test_the_log_density_of_a_marginal_integrates_the_rest_out(posterior, rows):
     """Feature 1 of two missing ones: its density is the joint's over a grid of the other."""
     posterior = _one_tree(posterior)

@@ -25,6 +25,13 @@ def test_demo(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("place", ["nowhere/picture.png", "picture.foo"])
+def test_a_place_for_the_picture_is_looked_at_first(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.delattr(digits, "GeodeDensity")
+    assert run(["demo", "--output", str(tmp_path / place)]) == 1
+    assert f"{place}: expected a picture (" in capsys.readouterr().err
+
+
 def test_unknown_command(capsys):
     with pytest.raises(SystemExit) as stop:
         run(["nonsense"])

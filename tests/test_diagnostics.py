@@ -167,7 +167,7 @@ def test_noise_that_collapsed_is_told(clean):
     log_sigma2 = clean.draws.log_sigma2.copy()
     log_sigma2[..., 2] = 2.0 * np.log(5e-5)
     text = diagnostics.report(eqx.tree_at(lambda it: it.draws.log_sigma2, clean, log_sigma2))
-    assert "scale 2: the noise has collapsed to 5e-05 of the data's deviation" in text
+    assert "scale 2: the noise has collapsed to 5e-05 of the features' units" in text
     assert "scale 1: the noise" not in text
 
 
@@ -197,3 +197,18 @@ def test_constant_quantities_and_few_draws(posterior):
 def test_real_chains(posterior):
     assert not any(np.isnan(entry.r_hat) or np.isnan(entry.ess_bulk) for entry in diagnostics.diagnose(posterior))
     assert isinstance(diagnostics.report(posterior), str)
+
+
+def test_a_report_tells_the_worst_and_counts_the_rest(posterior, data):
+    """A short chain has many quantities beyond the limits: nobody reads hundreds of lines."""
+    found = diagnostics.diagnose(posterior, data[:40])
+    disagree = sorted((one.r_hat for one in found if not one.r_hat <= diagnostics.LARGEST_R_HAT), reverse=True)
+    assert len(disagree) > 10
+    lines = diagnostics.report(posterior, data[:40]).splitlines()
+    told = [line for line in lines if "disagree, R-hat" in line]
+    assert [float(line.split("R-hat ")[1].split(";")[0]) for line in told] == pytest.approx(disagree[:5], abs=0.006)
+    assert f"{len(disagree) - 5} more of {len(found)} quantities in which chains disagree: diagnose has" in "\n".join(
+        lines
+    )
+    assert sum("effective draws; raise" in line for line in lines) <= 5
+    assert any(line.startswith("these limits are for parameters") for line in lines)

@@ -1,5 +1,7 @@
 """Leave-one-out densities of training rows, and the novelty that is measured by them."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pandas as pd
@@ -49,10 +51,18 @@ def test_draws_for_another_forest_are_refused(fitted, posterior):
     """`fit` learns a forest of its own; densities of one forest's rows under another's draws would mean nothing."""
     forest, draws = fitted
     other = geode_jax.learn_forest(jax.random.key(1), _rows(300, 2), dictionary=SETTINGS)
-    with pytest.raises(ValueError, match="posterior: expected draws for this forest, with centres of shape"):
+    with pytest.raises(ValueError, match="posterior: expected draws for this forest, got draws for one with other"):
         geode_jax.held_out_log_density(other, draws)
-    with pytest.raises(ValueError, match="posterior: expected draws for this forest, with centres of shape"):
+    with pytest.raises(ValueError, match=r"posterior: expected draws for this forest, got .* other settings"):
         geode_jax.held_out_log_density(forest, posterior)
+    # the centres of all rows' dictionary are the same without folds, and in other units; the statistics are not
+    in_sample = geode_jax.learn_forest(
+        jax.random.key(0), _rows(300, 2), dictionary=dataclasses.replace(SETTINGS, cross_fit=None)
+    )
+    with pytest.raises(ValueError, match="got draws for one with other settings"):
+        geode_jax.held_out_log_density(in_sample, draws)
+    with pytest.raises(ValueError, match="got draws for one with other units"):
+        geode_jax.held_out_log_density(dataclasses.replace(forest, scale=4 * forest.scale), draws)
 
 
 def test_importance_ratios_are_those_of_leaving_out(fitted):

@@ -81,8 +81,12 @@ def test_cells_are_the_covariances(ax, posterior, data):
     np.testing.assert_allclose(np.cov(outline.T, bias=True) / 2, covariance, rtol=1e-4)
     with pytest.raises(ValueError, match="tree: expected a number below 2, got 2"):
         cells(ax, posterior, tree=2)
-    with pytest.raises(ValueError, match="features: expected 2 numbers below 6"):
+    with pytest.raises(ValueError, match="features: expected 2 different numbers below 6"):
         cells(ax, posterior, features=(0, 6))
+    with pytest.raises(ValueError, match="features: expected 2 different numbers below 6"):
+        cells(ax, posterior, features=(1, 1))
+    with pytest.raises(TypeError, match=r"features: expected an integer, got 0\.0"):
+        cells(ax, posterior, features=(0.0, 1))
 
 
 def test_cells_in_three_dimensions(posterior, data):
@@ -92,7 +96,7 @@ def test_cells_in_three_dimensions(posterior, data):
     assert cells(solid, posterior, data, features=(0, 1, 2)) is solid
     ellipses, great = (sum(line.get_alpha() is not None for line in ax.lines[1:]) for ax in (flat, solid))
     assert great == 3 * ellipses > 0
-    with pytest.raises(ValueError, match="features: expected 3 numbers below 6"):
+    with pytest.raises(ValueError, match="features: expected 3 different numbers below 6"):
         cells(solid, posterior)
 
 
@@ -118,14 +122,19 @@ def test_bad_dictionary_images(ax, posterior):
     for arguments, message in (
         ({"tree": 2, "nodes": [0]}, "tree: expected a number below 2, got 2"),
         ({"nodes": [0, 500]}, r"nodes: expected different nodes of the tree, got \[500\]"),
-        ({"nodes": [-1]}, r"nodes: expected different nodes of the tree, got \[-1\]"),
+        ({"nodes": [-1]}, r"nodes: expected an integer of at least 0, got -1"),
         ({"nodes": [1, 1]}, r"nodes: expected different nodes of the tree, got \[1, 1\]"),
         ({"nodes": []}, r"nodes: expected different nodes of the tree, got \[\]"),
     ):
         with pytest.raises(ValueError, match=message):
             dictionary_images(ax, posterior, (2, 3), **arguments)
-    with pytest.raises(ValueError, match=r"shape: expected that of 6 pixels, got \(2, 4\)"):
-        dictionary_images(ax, posterior, (2, 4), nodes=[0])
+    for shape, message in (((2, 4), r"that of 6 pixels, got \(2, 4\)"), ((-2, -3), "an integer of at least 1, got -2")):
+        with pytest.raises(ValueError, match=f"shape: expected {message}"):
+            dictionary_images(ax, posterior, shape, nodes=[0])
+    with pytest.raises(TypeError, match=r"nodes: expected an integer, got 0\.0"):
+        dictionary_images(ax, posterior, (2, 3), nodes=[0.0])
+    with pytest.raises(ValueError, match="num_directions: expected an integer of at least 0, got -1"):
+        dictionary_images(ax, posterior, (2, 3), nodes=[0], num_directions=-1)
 
 
 def test_interval_reliability(ax, posterior, data):

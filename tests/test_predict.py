@@ -1,5 +1,7 @@
 """Predictions against a dense oracle that knows nothing of trees, bases or float32."""
 
+from unittest import mock
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from geode_jax.model import statistics
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.statistics import observed_statistics_of
 from geode_jax.model.tree import Tree
+from geode_jax.predict import dimension as dimension_module
 from geode_jax.predict import mixture
 from geode_jax.predict import nodes as nodes_module
 from geode_jax.predict.conditional_moments import _pool, conditional_summary
@@ -367,6 +370,18 @@ def test_blocks_are_bounded_and_complete():
     with jax.default_device(jax.devices("cpu")[0]):
         np.testing.assert_array_equal(map_row_blocks(double, (), x, bytes_per_row=2**26), 2 * x)
     assert set(seen) == {(4, 1)}
+
+
+def test_dimensions_are_found_some_rows_at_a_time(posterior, data, monkeypatch):
+    """Probabilities of all nodes of all rows may not fit in memory."""
+    rows = data[:7].copy()
+    rows[[1, 2, 4], [0, 3, 5]] = np.nan
+    whole = geode_jax.intrinsic_dimension(posterior, rows)
+    used = mock.Mock(wraps=dimension_module.map_rows)
+    monkeypatch.setattr(dimension_module, "map_rows", used)
+    monkeypatch.setattr(dimension_module, "NUMBERS_AT_ONCE", 3 * 2 * 7)
+    np.testing.assert_array_equal(geode_jax.intrinsic_dimension(posterior, rows), whole)
+    assert [len(call.args[1]) for call in used.call_args_list] == [3, 3, 1]
 
 
 def test_complete_and_partial_rows_keep_their_places(posterior, data):

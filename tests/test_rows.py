@@ -196,10 +196,16 @@ def test_files_that_cannot_be_fitted(data, tmp_path):
     hidden = data.copy()
     hidden[3, 2] = np.nan
     (tmp_path / "text.npy").write_text("1, 2, 3")
+    (tmp_path / "folder").mkdir()
     np.savez(tmp_path / "several.npz", data=data)
     cases = {
         r"X: .*nowhere.npy: expected a file, got none": (ValueError, "nowhere.npy"),
         r"X: .*text.npy: expected a .npy file of one array": (ValueError, "text.npy"),
+        r"X: .*folder: expected a .npy file of one array": (ValueError, "folder"),
+        r"X: .*flat.npy: expected a 2-D array of shape .rows, features., got shape .3,.$": (
+            ValueError,
+            saved("flat.npy", np.ones(3)),
+        ),
         r"X: .*several.npz: expected a .npy file of float32 or float64 numbers, got several": (
             TypeError,
             "several.npz",

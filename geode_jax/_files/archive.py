@@ -46,6 +46,8 @@ def read_archive(
     with open(path, "rb") as stream:
         try:
             return _read(stream, kind, version, rebuild)
+        except MemoryError:
+            raise
         except Exception as error:  # a damaged file may fail anywhere in zipfile, zlib, NumPy, json and tokenize
             raise ValueError(f"{argument}: expected a file written by {writer}, got {path!s}: {error}") from error
 

@@ -1,6 +1,7 @@
 """The commands of ``python -m geode_jax``: fit a density to a file, and apply it to others in chunks of rows."""
 
 import argparse
+import csv
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from geode_jax._files.whole import mode_of_replaced
 from geode_jax._version import __version__
-from geode_jax.cli.tables import Choice, Table, TableError, TextFormat, new_table, open_table
+from geode_jax.cli.tables import Choice, Table, TableError, TextFormat, check_new_table, new_table, open_table
 from geode_jax.demo import digits
 from geode_jax.estimators.density import GeodeDensity
 
@@ -38,8 +39,8 @@ examples:
 
 In Python the model is geode_jax.GeodeDensity.load("model.npz").
 
-exit codes: 0 done, 1 a file could not be read or written or its contents are wrong, 2 wrong arguments,
-130 interrupted.
+exit codes: 0 done, 1 a file could not be read or written, or does not fit the options, 2 unknown or malformed
+arguments, 130 interrupted.
 """
 
 
@@ -126,7 +127,8 @@ def _add_fit(commands: Any) -> None:
         ("--depth", "depth", "scales of a tree below the root"),
     ):
         default = defaults[name]
-        said = "by the data's shape" if default is None else default
+        by_default = {"max_rank": "by held-out rows", "depth": "by the data's shape"}
+        said = by_default[name] if default is None else default
         command.add_argument(
             option,
             dest=name,
@@ -143,13 +145,13 @@ def _add_fit(commands: Any) -> None:
 
 
 def _fit(options: argparse.Namespace) -> int:
+    _check_place(options.model)
+    _check_kept(options.model, options.data)
     table = _table(options, 2**14)
     names = ("num_trees", "num_chains", "num_warmup", "num_samples", "max_rank", "depth", "dtype", "checkpoint")
     model = GeodeDensity(
         **{name: getattr(options, name) for name in names}, progress=not options.quiet, random_state=options.seed
     )
-    _check_place(options.model)
-    _check_kept(options.model, options.data)
     rows = table.whole()
     model.fit(rows)
     if table.names is not None:
@@ -187,7 +189,9 @@ def _table(options: argparse.Namespace, chunk: int, path: Path | None = None) ->
     for name, given in (("delimiter", "," if delimiter is None else delimiter), ("decimal", options.decimal)):
         if len(given) != 1:
             raise TableError(f"--{name}: expected one character, got {given!r}")
-    columns = None if options.columns is None else tuple(name.strip() for name in options.columns.split(","))
+    columns = None
+    if options.columns is not None:  # in quotes where a name has a comma
+        columns = tuple(name.strip() for name in next(csv.reader([options.columns], skipinitialspace=True), ()))
     if columns is not None and len(set(columns)) < len(columns):
         raise TableError(f"--columns: expected different names, got {options.columns!r}")
     choice = Choice(columns, options.index)
@@ -232,10 +236,13 @@ def _chunks(
 
 
 def _check_names(table: Table, path: Path, names: list[str] | None) -> None:
-    if names is None or table.names is None or names == table.names:
+    if names is None or table.names is None:
         return
-    wanted = ", ".join(sorted(set(names) - set(table.names))[:5])
-    more = ", ".join(sorted(set(table.names) - set(names))[:5])
+    names, found = ([name.strip() for name in both] for both in (names, table.names))  # pandas keeps spaces
+    if names == found:
+        return
+    wanted = ", ".join(sorted(set(names) - set(found))[:5])
+    more = ", ".join(sorted(set(found) - set(names))[:5])
     told = "another order" if not wanted and not more else f"no {wanted or '...'} but {more or 'fewer columns'}"
     raise TableError(f"{path}: expected the columns of the training table, got {told}")
 
@@ -286,6 +293,7 @@ def _add_score(commands: Any) -> None:
 def _score(options: argparse.Namespace) -> None:
     if options.calibration is not None and not options.novelty:
         raise TableError("--calibration: expected --novelty with it")
+    check_new_table(options.output)
     _check_kept(options.output, options.model, options.data, options.calibration)
     model, names = _load(options.model)
     table = _table(options, options.chunk)
@@ -314,6 +322,7 @@ def _add_impute(commands: Any) -> None:
 def _impute(options: argparse.Namespace) -> None:
     if options.calibration is not None and options.interval is None:
         raise TableError("--calibration: expected --interval with it")
+    check_new_table(options.output)
     _check_kept(options.output, options.model, options.data, options.calibration)
     model, names = _load(options.model)
     table = _table(options, options.chunk)
@@ -322,6 +331,9 @@ def _impute(options: argparse.Namespace) -> None:
     columns = list(names_out)
     if options.interval is not None:
         columns += [f"{name}_lower" for name in names_out] + [f"{name}_upper" for name in names_out]
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if twice:
+            raise TableError(f"--interval: expected no column {twice[0]!r}, the name of a column of intervals")
     with new_table(options.output, table.num_rows, columns) as write:
         for rows in _chunks(table, options.data, model, names, "imputing", options.quiet):
             found = model.impute(rows, options.interval, known)
@@ -341,6 +353,7 @@ def _add_sample(commands: Any) -> None:
 
 
 def _sample(options: argparse.Namespace) -> None:
+    check_new_table(options.output)
     _check_kept(options.output, options.model)
     model, names = _load(options.model)
     generator = np.random.RandomState(options.seed)

@@ -71,6 +71,7 @@ class Choice(NamedTuple):
         if self.names is not None:
             if names is None:
                 raise TableError(f"{path}: expected names of columns to choose from, found none; leave out --columns")
+            names = [name.strip() for name in names]
             unknown = [name for name in self.names if name not in names]
             if unknown:
                 raise TableError(f"{path}: expected the columns {', '.join(self.names)}, found no {unknown[0]!r}")
@@ -161,26 +162,28 @@ def _array_table(array: np.ndarray, path: Path, chunk: int, choice: Choice) -> T
 
 def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Table:
     with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = (row for row in _lines(file, text) if row)
+        rows = filter(_is_row, _lines(file, text))
         first = next(rows, None)
         if first is None:
             raise TableError(f"{path}: expected rows, got an empty file")
         second = next(rows, None)
-        num_lines = 1 + (second is not None) + sum(1 for _ in rows)
-    example = first if second is None else second
+        num_lines, num_decimals = 1, 0
+        for row in itertools.chain([first], [] if second is None else [second], rows):
+            num_lines += row is not first
+            num_decimals += text.delimiter == text.decimal and any(text.decimal in cell for cell in row)
     has_names = _has_names(first, second, path, text)
     names = [cell.strip() for cell in first] if has_names else None
     if names is not None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise TableError(f"{path}, line 1: expected a different name for every column, got {twice!r} twice")
     chosen = choice.positions(names, len(first), path)
-    if text.delimiter == text.decimal and not any(text.decimal in cell for cell in (*first, *example)):
+    if text.delimiter == text.decimal and num_decimals == 0:
         raise TableError(f"{path}: expected another delimiter than the decimal {text.decimal!r}; pass --delimiter ';'")
 
     def chunks() -> Iterator[np.ndarray]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = _lines(file, text)
-            rows = (row for row in lines if row)
+            rows = filter(_is_row, lines)
             if has_names:
                 next(rows)
             numbers = (_numbers(row, first, chosen, f"{path}, line {lines.line_num}", has_names, text) for row in rows)
@@ -188,6 +191,11 @@ def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Tabl
                 yield np.array(part)
 
     return Table(num_lines - has_names, [names[at] for at in chosen] if names is not None else None, chunks())
+
+
+def _is_row(cells: Sequence[str]) -> bool:
+    """Whether a line is no empty one, which is skipped, also if it has spaces."""
+    return len(cells) > 1 or (len(cells) == 1 and (cells[0] == "" or cells[0].strip() != ""))
 
 
 def _lines(file: Any, text: TextFormat) -> Any:
@@ -293,16 +301,23 @@ def _read_parquet(path: Path, chunk: int, choice: Choice) -> Table:
     return Table(file.metadata.num_rows, names, blocks_of(file, names, chunk))
 
 
+def check_new_table(path: Path) -> None:
+    """Raise TableError if there can be no table at `path`, before the work whose results it is to hold."""
+    if _suffix(path) == ".parquet":
+        with _blaming(path):
+            pyarrow_parquet()
+    if not path.parent.is_dir():
+        raise TableError(f"{path}: expected a file in a folder that exists")
+
+
 @contextlib.contextmanager
 def new_table(path: Path, num_rows: int, names: Sequence[str]) -> Iterator[Write]:
     """A function that appends chunks of rows to a new table of `num_rows` rows; no partial file is left behind.
 
     .npy and .npz files have no column names. An .npz file holds one array, X.
     """
+    check_new_table(path)
     suffix = _suffix(path)
-    if suffix == ".parquet":
-        with _blaming(path):
-            pyarrow_parquet()
     try:
         with written_whole(path) as partial:
             if suffix in (".csv", ".tsv"):

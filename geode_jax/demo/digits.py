@@ -18,6 +18,7 @@ _INTERVAL = 0.95
 
 def run(output: Path, seed: int = 0) -> None:
     """Fit, compare with two baselines in the same run, print a table, and save one picture to `output`."""
+    _check_place(output)
     started = time.perf_counter()
     train, test, masked = _load(seed)
     print(f"scikit-learn digits, 8 x 8 pixels + uniform noise: {len(train)} training and {len(test)} test images")
@@ -44,6 +45,17 @@ def run(output: Path, seed: int = 0) -> None:
     _save_picture(output, model, test, masked, geode_intervals[0])
     total = time.perf_counter() - started
     print(f"\nGEODE fitted in {fit_seconds:.0f} s; everything took {total:.0f} s")
+
+
+def _check_place(output: Path) -> None:
+    """Raise ValueError if the picture cannot be saved, before the work."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    from matplotlib.figure import Figure
+
+    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    if output.suffix.removeprefix(".").lower() not in kinds or not output.parent.is_dir():
+        raise ValueError(f"{output}: expected a picture ({', '.join(kinds)}) in a folder that exists")
 
 
 def _load(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

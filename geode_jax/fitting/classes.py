@@ -322,7 +322,7 @@ def _batches(task: _Task) -> Iterator[list[int]]:
     """
     sizes = task.sizes.sum(axis=0)
     plan = task.plan
-    per_row = 4 * plan.request.num_trees * plan.num_candidates(plan.max_rank) * plan.max_rank
+    per_row = task.request.dtype.itemsize * plan.request.num_trees * plan.num_candidates(plan.max_rank) * plan.max_rank
     has_missing = bool(np.isnan(task.x).any())
     batch: list[int] = []
     for number in np.argsort(-sizes, kind="stable"):

@@ -48,7 +48,9 @@ def _opened(paths: Sequence[str | os.PathLike[str]], min_rows: int) -> RowFiles:
 def _npy(path: str | os.PathLike[str], name: str) -> np.ndarray:
     try:
         file = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except FileNotFoundError:
+        raise
+    except (ValueError, EOFError, OSError) as error:
         raise ValueError(f"{name}: expected a .npy file of one array of numbers, got {error}") from error
     if not isinstance(file, np.ndarray) or file.dtype not in (np.float32, np.float64):
         kind = file.dtype if isinstance(file, np.ndarray) else "several arrays"

@@ -33,10 +33,10 @@ def to_arviz(
       direction. Sigma and signal_sd are in the data's units, to be multiplied by a feature's relative noise scale. At a
       removed direction tau is 1 and signal_sd 0.
     - `sample_stats`: `lp` (the log joint), `active_dimensions` and `rows`, the number of rows (by node).
-    - `log_likelihood`: `x` with dimensions (chain, draw, row), averaged over trees, and `observed_data`. Computed in
-      blocks; the result has a number for every draw and row. Not for ``arviz.loo``: it takes rows out of the posterior,
-      but new rows are not in it, and training rows are in stage one too. The log score of new rows is
-      :func:`geode_jax.log_density`, that of training rows :func:`geode_jax.held_out_log_density`.
+    - `log_likelihood`: `x` with dimensions (chain, draw, row), averaged over trees, and `observed_data`. The result has
+      a number for every draw and row, and while it is computed there is one for every tree too. Not for ``arviz.loo``:
+      it takes rows out of the posterior, but new rows are not in it, and training rows are in stage one too. The log
+      score of new rows is :func:`geode_jax.log_density`, that of training rows :func:`geode_jax.held_out_log_density`.
     - `posterior_predictive`, if a `key` is given too: `x` with dimensions (chain, draw, row, feature), what
       ``arviz.plot_ppc`` (``plot_ppc_dist`` in ArviZ 1.x) compares X with. For each of at most `num_replications` draws,
       evenly spread over a chain, as many new rows as X has, each of a random tree. The result has chains x replications

@@ -16,7 +16,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from geode_jax._checks import check_instance, check_integer
+from geode_jax._checks import check_instance
 from geode_jax._typing import Array, Float, Int, KeyArray
 from geode_jax.fitting.stages import posterior_of
 from geode_jax.forest.forest import Forest
@@ -29,7 +29,7 @@ from geode_jax.model.draw import Draw
 from geode_jax.model.problem import Problem
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.density import log_density_by_tree
-from geode_jax.predict.rows import DENSITY_DRAWS
+from geode_jax.predict.rows import DENSITY_DRAWS, check_draws
 from geode_jax.predict.samples import sample_rows
 from geode_jax.rows.frame import FARTHEST
 from geode_jax.settings import Prior, SamplerSettings
@@ -183,10 +183,10 @@ class PosteriorPredictive(Distribution):
 
     For use inside a model, ``numpyro.sample("x", PosteriorPredictive(posterior), obs=x)``, or as a prior of a latent
     vector: `log_prob` is differentiable. In the data's units and JAX's current default precision. The density is
-    averaged over `num_draws` posterior draws per tree, and over all trees with equal weights. In float32, rows far from
-    the origin (years, large coordinates) keep their digits if they are a float64 NumPy array. Features that never
-    varied in the training rows are normal, with their value as the mean and a small deviation. A value whose last axis
-    is not D is an error: it is not broadcast.
+    averaged over `num_draws` posterior draws per tree (None: at most 200), and over all trees with equal weights. In
+    float32, rows far from the origin (years, large coordinates) keep their digits if they are a float64 NumPy array.
+    Features that never varied in the training rows are normal, with their value as the mean and a small deviation. A
+    value whose last axis is not D is an error: it is not broadcast.
     """
 
     support = constraints.real_vector
@@ -194,10 +194,10 @@ class PosteriorPredictive(Distribution):
     pytree_data_fields = ("dictionary", "draws", "shift", "rest", "scale", "root", "inverse_root", "space", "features")
 
     def __init__(
-        self, posterior: Posterior, *, num_draws: int = DENSITY_DRAWS, validate_args: bool | None = None
+        self, posterior: Posterior, *, num_draws: int | None = None, validate_args: bool | None = None
     ) -> None:
         check_instance(posterior, "posterior", Posterior)
-        draws = posterior.thin(check_integer(num_draws, "num_draws", 1))
+        draws = posterior.thin(check_draws(num_draws, DENSITY_DRAWS))
         root, inverse = posterior.noise_root, posterior.frame.inverse_root
         parts = posterior.dictionary, draws, posterior.shift, posterior.scale, root, inverse, posterior.row_space
         parts = jax.tree.map(_in_default_precision, parts)

@@ -105,10 +105,12 @@ def cells(
     than 0.1% of the weight are left out. Rows of `X` are drawn as points.
     """
     tree = _check_tree(posterior, tree)
-    shown = list(features)
+    shown = [check_integer(feature, "features", 0) for feature in features]
     wanted = 3 if ax.name == "3d" else 2
-    if len(shown) != wanted or not all(0 <= feature < posterior.num_features for feature in shown):
-        raise ValueError(f"features: expected {wanted} numbers below {posterior.num_features}, got {features!r}")
+    if len(set(shown)) != wanted or len(shown) != wanted or max(shown) >= posterior.num_features:
+        raise ValueError(
+            f"features: expected {wanted} different numbers below {posterior.num_features}, got {features!r}"
+        )
     constant = [feature for feature in shown if posterior.frame.is_left_out[feature]]
     if constant:
         raise ValueError(f"features: expected features that vary in the training rows, got {constant}, which do not")
@@ -161,10 +163,12 @@ def dictionary_images(
     """
     tree = _check_tree(posterior, tree)
     is_present = np.asarray(posterior.dictionary.tree.is_present[tree])
-    absent = [node for node in nodes if not (0 <= node < is_present.size and is_present[node])]
+    nodes = [check_integer(node, "nodes", 0) for node in nodes]
+    num_directions = check_integer(num_directions, "num_directions", 0)
+    absent = [node for node in nodes if not (node < is_present.size and is_present[node])]
     if absent or len(set(nodes)) < max(1, len(nodes)):
-        raise ValueError(f"nodes: expected different nodes of the tree, got {absent or list(nodes)}")
-    if int(np.prod(shape)) != posterior.num_features:
+        raise ValueError(f"nodes: expected different nodes of the tree, got {absent or nodes}")
+    if len(shape) != 2 or np.prod([check_integer(side, "shape", 1) for side in shape]) != posterior.num_features:
         raise ValueError(f"shape: expected that of {posterior.num_features} pixels, got {shape}")
     found = [node_in_features(posterior, tree, node) for node in nodes]
     frame = posterior.frame

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from geode_jax._checks import check_instance
+from geode_jax._checks import check_instance, check_integer
 from geode_jax._files.archive import decode, decode_as, encode, fields_of, read_archive, within, write_archive
 from geode_jax._files.schema import (
     AT_LEAST_ONE,
@@ -131,7 +131,7 @@ class Posterior(eqx.Module):
         """
         per_chain = self.num_draws
         if num_draws is not None:
-            per_chain = min(per_chain, max(1, -(-num_draws // self.num_chains)))
+            per_chain = min(per_chain, -(-check_integer(num_draws, "num_draws", 1) // self.num_chains))
         index = np.unique(np.linspace(0, self.num_draws - 1, per_chain).round().astype(int))
         return jax.tree.map(lambda leaf: leaf[:, :, index].reshape(leaf.shape[0], -1, *leaf.shape[3:]), self.draws)
 

@@ -55,8 +55,8 @@ def log_density(
     Averaged over draws and trees (on the density scale, by log-sum-exp). A row with NaN gets the marginal log density
     of its observed entries, which is 0 if there are none.
 
-    - `num_draws`: posterior draws per tree that are averaged. None: at most 200 for complete rows, 16 for rows with
-      NaN.
+    - `num_draws`: posterior draws per tree that are averaged, as many of every chain. None: at most 200 for complete
+      rows, 16 for rows with NaN.
     - `num_candidates`: nodes per tree that are considered for a row with NaN. None: 6.
     """
     whole, everything = check_rows(posterior, X)
@@ -85,8 +85,8 @@ def log_density_draws(
     """Log density of rows under every tree, chain and draw: (F, C, T, n), in nats and the data's units.
 
     These are draws from the posterior of the density itself; :func:`log_density` averages over them. A row with NaN
-    gets the marginal log density of its observed entries. `num_draws` thins to that many draws per tree, evenly over
-    the chains; None keeps all. `num_candidates` is that of :func:`log_density`.
+    gets the marginal log density of its observed entries. `num_draws` thins to that many draws per tree, rounded up to
+    a multiple of the number of chains; None keeps all. `num_candidates` is that of :func:`log_density`.
     """
     whole, everything = check_rows(posterior, X)
     posterior, data = varying(whole, everything)

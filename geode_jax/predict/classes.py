@@ -25,12 +25,15 @@ from geode_jax.predict.rows import (
     thinned,
     without_empty,
 )
+from geode_jax.rows.blocks import slices
 from geode_jax.rows.frame import to_model
 
 # Draws per tree. Few are enough, as a class density is averaged over trees too; for a partial row every draw costs a
 # Cholesky factor.
 CLASS_DRAWS = 20
 PARTIAL_CLASS_DRAWS = 4
+# Densities under every draw that are held at once.
+NUMBERS_AT_ONCE = 2**22
 
 
 def class_log_densities(
@@ -41,7 +44,8 @@ def class_log_densities(
     T counts the draws of all trees, in the same order for every class. A row with NaN gets the marginal log density of
     its observed entries. Features that never varied in the training rows are left out.
 
-    - `num_draws`: posterior draws per tree. None: 20, or 4 for all rows if any has NaN.
+    - `num_draws`: posterior draws per tree, rounded up to a multiple of the number of chains. None: 20, or 4 for all
+      rows if any has NaN.
     - `num_candidates`: nodes per tree that are considered for a row with NaN. None: 6.
     """
     check_instance(posterior, "posterior", ClassPosterior)
@@ -89,9 +93,10 @@ def class_log_probabilities(
     share = (~np.isnan(data[:, posterior.varying_features])).mean(axis=1, keepdims=True)
     found = np.empty((data.shape[0], posterior.num_classes))
     # apart, as a complete row's number of draws must not depend on whether another row has gaps
-    for rows in (np.flatnonzero(share == 1.0), np.flatnonzero(share < 1.0)):
-        if rows.size == 0:
-            continue
+    kinds = np.flatnonzero(share == 1.0), np.flatnonzero(share < 1.0)
+    width = posterior.num_classes * (CLASS_DRAWS if num_draws is None else num_draws) * posterior.members[0].num_trees
+    parts = [kind[some] for kind in kinds for some in slices(kind.size, width, numbers=NUMBERS_AT_ONCE)]
+    for rows in parts:
         by_draw = class_log_densities(posterior, data[rows], num_draws=num_draws, num_candidates=num_candidates)
         if vote:
             winner = np.argmax(by_draw + posterior.log_prior[:, None], axis=1)

@@ -45,7 +45,8 @@ class Conditional:
     some of the features, and makes them cheaper.
 
     The noise variance of a scale that holds no row in a draw comes from its prior alone, which may have no mean.
-    Standard deviations and quantiles therefore cap it at the data's variance; draws and densities do not.
+    Standard deviations and quantiles therefore cap it at the square of the feature's own unit (`Posterior.scale`);
+    draws and densities do not.
 
     Rows are processed in blocks, so that only the results grow with the number of rows: on a CPU at most 64 rows that
     fit in 256 MiB of memory, elsewhere at most 512 that fit in 1 GiB (a single row may need more).
@@ -61,13 +62,14 @@ class Conditional:
         """The distribution of these features alone, in this order: results have one column for each instead of D.
 
         Other missing features of a row are integrated out. Regression is the case where `features` are the responses.
+        Of a marginal, `features` are columns of its results.
         The factor by which the mixture is shrunk towards its mean is computed from these features only.
         """
         index = [check_integer(one, "features", 0) for one in np.atleast_1d(np.asarray(features)).tolist()]
-        num_features = self.rows.shape[1]
-        if not index or max(index) >= num_features or len(set(index)) < len(index):
-            raise ValueError(f"features: expected different indices below {num_features}, got {features!r}")
-        return dataclasses.replace(self, features=np.asarray(index))
+        own = np.arange(self.rows.shape[1]) if self.features is None else self.features
+        if not index or max(index) >= own.size or len(set(index)) < len(index):
+            raise ValueError(f"features: expected different indices below {own.size}, got {features!r}")
+        return dataclasses.replace(self, features=own[index])
 
     def mean(self) -> Float[np.ndarray, "n D"]:
         """Rows with missing features replaced by their conditional means."""
@@ -88,7 +90,7 @@ class Conditional:
         At every node the posterior draws are merged into one normal with their mean and variance; the quantiles are
         those of the mixture of these normals.
         """
-        levels = [check_number(one, "level", above=0.0, below=1.0) for one in np.atleast_1d(level).tolist()]
+        levels = [self._checked_level(one, "level") for one in np.atleast_1d(level).tolist()]
         if not levels:
             raise ValueError("level: expected one or more numbers in (0, 1), got none")
         found = np.stack(self._summary(tuple(levels))[2:])
@@ -105,9 +107,19 @@ class Conditional:
 
     def mean_and_interval(self, probability: float) -> tuple[np.ndarray, ...]:
         """:meth:`mean` and both ends of :meth:`interval` in one pass over the rows."""
-        tail = 0.5 * (1.0 - check_number(probability, "probability", above=0.0, below=1.0))
+        tail = 0.5 * (1.0 - self._checked_level(probability, "probability"))
         mean, _, lower, upper = self._summary((tail, 1.0 - tail))
         return mean, lower, upper
+
+    def _checked_level(self, value: float, name: str) -> float:
+        """A probability that the posterior's dtype tells from 0 and 1, as it does its distance from 1, halved."""
+        level, limits = check_number(value, name, above=0.0, below=1.0), np.finfo(self.posterior.dtype)
+        if not limits.tiny <= level <= 1.0 - 2.0 * limits.eps:
+            raise ValueError(
+                f"{name}: expected a number that {limits.dtype} tells from 0 and 1, from {limits.tiny:.0e} to"
+                f" 1 - {2.0 * limits.eps:.0e}, got {level!r}"
+            )
+        return level
 
     def sample(self, key: KeyArray, num_samples: int = 1) -> Float[np.ndarray, "s n D"]:
         """Completed data sets, with the missing features of a row drawn jointly: multiple imputation."""

@@ -28,6 +28,10 @@ from geode_jax.predict.rows import (
     nodes_in_features,
     partial_row_bytes,
 )
+from geode_jax.rows.blocks import slices
+
+# Probabilities of the nodes of several rows that are held at once.
+NUMBERS_AT_ONCE = 2**23
 
 
 def intrinsic_dimension(
@@ -63,8 +67,11 @@ def intrinsic_dimension(
         )
 
     counts = check_draws(num_draws, DENSITY_DRAWS), check_draws(num_draws, PARTIAL_DRAWS)
-    nodes = map_rows(posterior, data, counts, of_complete, of_partial)
-    result = np.einsum("nfk,fkp->np", nodes, np.nan_to_num(posterior.node_dimension_probabilities))
+    of_nodes = np.nan_to_num(posterior.node_dimension_probabilities)
+    result = np.empty((data.shape[0], of_nodes.shape[2]))
+    for some in slices(data.shape[0], of_nodes.shape[0] * of_nodes.shape[1], numbers=NUMBERS_AT_ONCE):
+        nodes = map_rows(posterior, data[some], counts, of_complete, of_partial)
+        result[some] = np.einsum("nfk,fkp->np", nodes, of_nodes)
     return result / result.sum(axis=1, keepdims=True)
 
 

@@ -53,14 +53,17 @@ def held_out_log_density(forest: Forest, posterior: Posterior) -> Float[np.ndarr
 
 
 def _check_same(forest: Forest, posterior: Posterior) -> None:
-    own, given = forest.dictionary.centres, posterior.dictionary.centres
-    # a posterior that was spread out has centres in other coordinates
-    is_spread_out = forest.row_space is not None and posterior.row_space is None and own.shape[:2] == given.shape[:2]
-    if not (is_spread_out or np.array_equal(np.asarray(own), np.asarray(given))):
-        raise ValueError(
-            f"posterior: expected draws for this forest, with centres of shape {own.shape}, got draws for another, with"
-            f" centres of shape {given.shape}"
-        )
+    pairs = {
+        "settings": (forest.dictionary_settings, posterior.dictionary_settings),
+        "trees": (forest.dictionary.tree.is_present, posterior.dictionary.tree.is_present),
+        "origin": (forest.shift, posterior.shift),
+        "units": (forest.scale, posterior.scale),
+    }
+    if (forest.row_space is None) == (posterior.row_space is None):  # else it was spread out, to other coordinates
+        pairs["centres"] = forest.dictionary.centres, posterior.dictionary.centres
+    for name, (own, given) in pairs.items():
+        if not (own == given if name == "settings" else np.array_equal(np.asarray(own), np.asarray(given))):
+            raise ValueError(f"posterior: expected draws for this forest, got draws for one with other {name}")
 
 
 def _by_tree(forest: Forest, draws: Draw) -> Float[np.ndarray, "F n"]:

@@ -252,7 +252,7 @@ def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates
 
 
 def _capped_log_noise(dictionary: Dictionary, draws: Draw) -> Float[Array, "T S"]:
-    """Log of the noise variance, which is capped at 1, the data's variance, at scales that hold no row.
+    """Log of the noise variance, which is capped at 1, the square of the unit, at scales that hold no row.
 
     There it is drawn from its prior alone, which may have no mean: however small the weight of such a scale, its noise
     would dominate every standard deviation.
