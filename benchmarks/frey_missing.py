@@ -150,6 +150,8 @@ def _frey_missing() -> list[str]:
 
 def _missing_patterns() -> list[str]:
     lines = [
+        "### Whole parts hidden",
+        "",
         "Designed patterns (the paper's figure 6) on the first 200 test frames, from complete training rows"
         " ([picture](../notebooks/frey_patterns.png)); calibrated on 200 other frames that were not in the fit:",
         "",
