@@ -123,9 +123,9 @@ OLDER = (
     " `scenarios` with 15,000 features.",
     "- Refined cuts: iris and the curved sheet in `gpu`.",
     "- The centre of a cell whose rows are all of one fold (few of the smallest cells), and, where classes have missing"
-    " values, first fills about the means of a class: what was fitted before 2026-11-29. Of that day are `refined_cuts`,"
-    " `stage_one`, `contention`, `scenarios` with 10,000 features, digits and Frey faces in `dimension`, and the"
-    " published form in `mnist`.",
+    " values, first fills about the means of a class: what was fitted before 2026-11-29. Of that day are"
+    " `refined_cuts`, `stage_one`, `contention`, `scenarios` with 10,000 features, digits and Frey faces in"
+    " `dimension`, and the published form in `mnist`.",
     "",
     "Our fits of digits and of the Swiss roll were timed on a machine about half as quick as that of the rivals of"
     " digits, and the default's of the flat roll beside tests. Times of `mnist --validate`, `smoothness`,"
@@ -332,8 +332,8 @@ def _on_gpu() -> str:
         f" {large['sweep ms']:.1f} ms, and {digits['milliseconds a row']:.1f} ms fill in a row of digits. Sweeps and"
         f" predictions gain much, a first fit nothing: MNIST by class, {images['rows']:,} images, took"
         f" {images['fit seconds']:.0f} s, and a first fit of digits {digits['fit, first']:.0f} s without imports,"
-        f" longer than on two CPU cores. The sampler took {digits['sampler, again']:.1f} s of it; the rest was stage one, on the CPU, and"
-        " compilation."
+        f" longer than on two CPU cores. The sampler took {digits['sampler, again']:.1f} s of it; the rest was stage"
+        " one, on the CPU, and compilation."
     )
 
 
@@ -390,11 +390,14 @@ def _has_results(experiment: ModuleType) -> bool:
 
 def render_results() -> str:
     """The README's section between the two markers."""
-    measured = f"Measured on {machine(load('frey_inpainting'))} and later; the whole suite takes at least {_hours()} there."
+    where = machine(load("frey_inpainting"))
+    measured = f"Measured on {where} and later; the whole suite takes at least {_hours()} there."
     results = [
         "## Results",
         "",
-        f"{len(IN_README)} of {_score()} Lower is better for errors, higher for nats: mean log densities of new rows, to be compared within a line"
+        f"{len(IN_README)} of {_score()}",
+        "",
+        "Lower is better for errors, higher for nats: mean log densities of new rows, to be compared within a line"
         " only. Errors of pictures are in grey levels, 0 to 255, and half hidden means pixels at random; *columns as"
         " they come* are not standardised. Both results are bold where they differ by less than two standard errors,"
         " as far as these are known. Seconds are medians: of the fit, and where the score is an error of filling in"
