@@ -290,8 +290,8 @@ def _score() -> str:
     bold = [("**" in line[2], "**" in line[4]) for line in cells]
     ahead, level, behind = (bold.count(pair) for pair in ((False, True), (True, True), (True, False)))
     return (
-        f"the {len(bold)} comparisons of [the results page](benchmarks/README.md#in-short): of all,"
-        f" GEODE is ahead in {ahead}, level in {level}, and behind in {behind}."
+        f"the {len(bold)} comparisons of [the results page](benchmarks/README.md#in-short). Of all {len(bold)}, GEODE"
+        f" is ahead in {ahead}, level in {level}, and behind in {behind}."
     )
 
 
@@ -395,7 +395,7 @@ def render_results() -> str:
     results = [
         "## Results",
         "",
-        f"{len(IN_README)} of {_score()}",
+        f"The table has {len(IN_README)} of {_score()}",
         "",
         "Lower is better for errors, higher for nats: mean log densities of new rows, to be compared within a line"
         " only. Errors of pictures are in grey levels, 0 to 255, and half hidden means pixels at random; *columns as"

@@ -348,7 +348,7 @@ def test_tables_without_pyarrow(tmp_path):
         ("1,2.5,nan\n4,None,6\n", ["--no-header"]),
         ('"1","2,5",NA\n"4",,"6"\n', ["--decimal", ",", "--no-header"]),
         ('a,b,c\n1,"2,5",NA\n"4",,"6"\n', ["--decimal", ","]),
-        ("1,2.5,NA\n4,,6\n   \n", ["--no-header"]),
+        ("1,2.5,NA\n   \n4,,6\n   \n", ["--no-header"]),
     ],
 )
 def test_text_formats(tmp_path, content, arguments):
@@ -403,6 +403,11 @@ def test_empty_lines_are_no_rows(tmp_path):
     np.testing.assert_array_equal(next(table.chunks), [[1, 2]])
     with pytest.raises(TableError, match="line 7, column 'b'"):
         next(table.chunks)
+
+
+def test_spaces_in_a_table_of_one_column_are_a_missing_value(tmp_path):
+    (tmp_path / "x.csv").write_text("a\n1\n \n\n3\n")
+    np.testing.assert_array_equal(open_table(tmp_path / "x.csv", 9).whole(), [[1], [np.nan], [3]])
 
 
 def test_a_decimal_comma_may_come_late(tmp_path):

@@ -20,8 +20,7 @@ from geode_jax.forest import freeze
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import grow_forest, plan_of
 from geode_jax.gibbs import membership, run, sharding
-from geode_jax.math import streaming
-from geode_jax.predict import density
+from geode_jax.predict import density, row_blocks
 
 SAMPLER = SamplerSettings(num_warmup=10, num_samples=10, num_chains=2, segment_length=10)
 needs_devices = pytest.mark.skipif(jax.device_count() < 4, reason="needs XLA_FLAGS as conftest.py gives to workers")
@@ -101,7 +100,9 @@ def test_statistics_go_from_the_host_to_each_device(data, posterior, num_candida
         assert shards == [squared.size // num_devices] * num_devices
         np.testing.assert_array_equal(squared, forest.statistics.squared)  # laid out for these devices from the start
     on_device = eqx.tree_at(lambda it: it.statistics, forest, jax.device_put(forest.statistics))
-    posterior = dataclasses.replace(posterior, dictionary=forest.dictionary)  # as if its draws were for this forest
+    names = "dictionary", "dictionary_settings", "shift", "scale"
+    own = {name: getattr(forest, name) for name in names}
+    posterior = dataclasses.replace(posterior, **own)  # as if its draws were for this forest
     expected = geode_jax.held_out_log_density(on_device, posterior)
     np.testing.assert_allclose(geode_jax.held_out_log_density(forest, posterior), expected, rtol=1e-5)
 
@@ -192,7 +193,7 @@ def test_rows_of_predictions_are_spread(posterior, data, monkeypatch):
 
     Blocks of four rows, so that there are several for every device.
     """
-    monkeypatch.setattr(streaming, "ON_CPU", streaming.ON_CPU._replace(rows=4))
+    monkeypatch.setattr(row_blocks, "ON_CPU", row_blocks.ON_CPU._replace(rows=4))
     rows = data[:110].copy()
     rows[:40, [1, 4]] = np.nan
     rows[np.arange(40, 70), np.arange(40, 70) % 6] = np.nan
@@ -215,7 +216,7 @@ def test_a_device_has_its_own_rows_only(posterior):
     """A program for all devices exchanges nothing, and none of them sees more than its own block."""
     mesh = devices.mesh_of(devices.replicated(jnp.zeros(3), _mesh(rows=4)))
     shared = jax.device_put((posterior.dictionary, posterior.thin(4)), devices.everywhere(mesh))
-    program = streaming._on_all_devices(density.log_density_by_tree, mesh, ())
+    program = row_blocks._on_all_devices(density.log_density_by_tree, mesh, ())
     rows = jax.device_put(jnp.zeros((8, 6)), jax.NamedSharding(mesh, jax.P(devices.OWN_DEVICES)))
     text = program.lower(shared, rows).compile().as_text()
     assert not re.search(r" (all-\w+|collective-\w+|reduce-scatter)\(", text)
@@ -281,7 +282,7 @@ def test_devices_do_not_wait_for_each_other_in_lapack(posterior, data, monkeypat
     """With as many CPU devices as threads, one of them fills in, and a fit with missing values is an error."""
     hidden = np.where(np.arange(6) < 2, np.nan, data[:9])
     spread = posterior.replicated(_mesh(rows=4))
-    monkeypatch.setattr(streaming, "_on_all_devices", None)
+    monkeypatch.setattr(row_blocks, "_on_all_devices", None)
     monkeypatch.setenv("NPROC", "3")  # one per device at least
     np.testing.assert_array_equal(geode_jax.impute_mean(spread, hidden), geode_jax.impute_mean(posterior, hidden))
     with pytest.raises(TypeError):

@@ -119,10 +119,11 @@ def test_chains_that_stand_still_apart_are_told(clean):
     )
 
 
-def test_densities_of_rows_are_watched(posterior, data):
+def test_densities_of_rows_are_watched(posterior, data, monkeypatch):
     """With rows, their log densities are quantities too; a chain that disagrees there is told."""
     found = {entry.quantity for entry in diagnostics.diagnose(posterior, data[:2])}
     assert {"mean log density of the rows", "log density of row 0", "log density of row 1"} <= found
+    monkeypatch.setattr(diagnostics, "MOST_TOLD", 100)
     louder = posterior.draws.log_sigma2 + np.array([0.0, 2.0])[:, None, None]
     shifted = eqx.tree_at(lambda it: it.draws.log_sigma2, posterior, louder)
     assert "log density of row 1: chains" in diagnostics.report(shifted, data[:2])
@@ -201,6 +202,7 @@ def test_real_chains(posterior):
 
 def test_a_report_tells_the_worst_and_counts_the_rest(posterior, data):
     """A short chain has many quantities beyond the limits: nobody reads hundreds of lines."""
+    posterior = eqx.tree_at(lambda it: it.draws.is_active, posterior, np.ones_like(posterior.draws.is_active))
     found = diagnostics.diagnose(posterior, data[:40])
     disagree = sorted((one.r_hat for one in found if not one.r_hat <= diagnostics.LARGEST_R_HAT), reverse=True)
     assert len(disagree) > 10

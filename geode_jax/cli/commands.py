@@ -168,7 +168,11 @@ def _fit(options: argparse.Namespace) -> int:
 
 def _add_table_format(command: Any) -> None:
     """Arguments that say which columns of a file are the table, and how a text file holds numbers."""
-    command.add_argument("--columns", metavar="A,B,...", help="names of the columns to use, in order (default: all)")
+    command.add_argument(
+        "--columns",
+        metavar="A,B,...",
+        help="names of the columns to use, in order; in quotes if they have commas (default: all)",
+    )
     command.add_argument(
         "--index",
         action="store_true",
@@ -191,7 +195,7 @@ def _table(options: argparse.Namespace, chunk: int, path: Path | None = None) ->
             raise TableError(f"--{name}: expected one character, got {given!r}")
     columns = None
     if options.columns is not None:  # in quotes where a name has a comma
-        columns = tuple(name.strip() for name in next(csv.reader([options.columns], skipinitialspace=True), ()))
+        columns = tuple(name.strip() for name in next(csv.reader([options.columns], skipinitialspace=True), [""]))
     if columns is not None and len(set(columns)) < len(columns):
         raise TableError(f"--columns: expected different names, got {options.columns!r}")
     choice = Choice(columns, options.index)

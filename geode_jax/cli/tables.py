@@ -4,7 +4,7 @@ import contextlib
 import csv
 import itertools
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -162,7 +162,7 @@ def _array_table(array: np.ndarray, path: Path, chunk: int, choice: Choice) -> T
 
 def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Table:
     with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = filter(_is_row, _lines(file, text))
+        rows = _rows(_lines(file, text))
         first = next(rows, None)
         if first is None:
             raise TableError(f"{path}: expected rows, got an empty file")
@@ -183,7 +183,7 @@ def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Tabl
     def chunks() -> Iterator[np.ndarray]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = _lines(file, text)
-            rows = filter(_is_row, lines)
+            rows = _rows(lines)
             if has_names:
                 next(rows)
             numbers = (_numbers(row, first, chosen, f"{path}, line {lines.line_num}", has_names, text) for row in rows)
@@ -193,9 +193,13 @@ def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Tabl
     return Table(num_lines - has_names, [names[at] for at in chosen] if names is not None else None, chunks())
 
 
-def _is_row(cells: Sequence[str]) -> bool:
-    """Whether a line is no empty one, which is skipped, also if it has spaces."""
-    return len(cells) > 1 or (len(cells) == 1 and (cells[0] == "" or cells[0].strip() != ""))
+def _rows(lines: Iterable[list[str]]) -> Iterator[list[str]]:
+    """The lines that are not empty. Spaces alone are a missing value in a table of one column, else an empty line."""
+    width = 0
+    for cells in lines:
+        width = max(width, len(cells))
+        if len(cells) > 1 or (len(cells) == 1 and (width == 1 or cells[0].strip() != "")):
+            yield cells
 
 
 def _lines(file: Any, text: TextFormat) -> Any:

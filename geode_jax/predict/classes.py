@@ -94,7 +94,9 @@ def class_log_probabilities(
     found = np.empty((data.shape[0], posterior.num_classes))
     # apart, as a complete row's number of draws must not depend on whether another row has gaps
     kinds = np.flatnonzero(share == 1.0), np.flatnonzero(share < 1.0)
-    width = posterior.num_classes * (CLASS_DRAWS if num_draws is None else num_draws) * posterior.members[0].num_trees
+    most = CLASS_DRAWS if num_draws is None else check_integer(num_draws, "num_draws", 1)
+    of_tree = min(most, *(member.num_chains * member.num_draws for member in posterior.members))
+    width = posterior.num_classes * posterior.members[0].num_trees * of_tree
     parts = [kind[some] for kind in kinds for some in slices(kind.size, width, numbers=NUMBERS_AT_ONCE)]
     for rows in parts:
         by_draw = class_log_densities(posterior, data[rows], num_draws=num_draws, num_candidates=num_candidates)

@@ -112,13 +112,11 @@ class Conditional:
         return mean, lower, upper
 
     def _checked_level(self, value: float, name: str) -> float:
-        """A probability that the posterior's dtype tells from 0 and 1, as it does its distance from 1, halved."""
-        level, limits = check_number(value, name, above=0.0, below=1.0), np.finfo(self.posterior.dtype)
-        if not limits.tiny <= level <= 1.0 - 2.0 * limits.eps:
-            raise ValueError(
-                f"{name}: expected a number that {limits.dtype} tells from 0 and 1, from {limits.tiny:.0e} to"
-                f" 1 - {2.0 * limits.eps:.0e}, got {level!r}"
-            )
+        """A probability that the posterior's dtype tells from 0, and Python from 1: near 1 it is the rest that counts."""
+        level = check_number(value, name, above=0.0, below=1.0)
+        least, rest = np.finfo(self.posterior.dtype).tiny, np.finfo(float).eps
+        if not least <= level <= 1.0 - rest:
+            raise ValueError(f"{name}: expected a number from {least:.0e} to 1 - {rest:.0e}, got {level!r}")
         return level
 
     def sample(self, key: KeyArray, num_samples: int = 1) -> Float[np.ndarray, "s n D"]:
