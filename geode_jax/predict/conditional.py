@@ -112,7 +112,7 @@ class Conditional:
         return mean, lower, upper
 
     def _checked_level(self, value: float, name: str) -> float:
-        """A probability that the posterior's dtype tells from 0, and Python from 1: near 1 it is the rest that counts."""
+        """A probability that the posterior's dtype tells from 0, and Python from 1: near 1 the rest is what counts."""
         level = check_number(value, name, above=0.0, below=1.0)
         least, rest = np.finfo(self.posterior.dtype).tiny, np.finfo(float).eps
         if not least <= level <= 1.0 - rest:
