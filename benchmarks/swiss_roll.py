@@ -126,8 +126,8 @@ def tables() -> list[str]:
         "",
         "In D = 200, five splits, held-out nats: flat in three of the dimensions, and bent through all of them. PCA to"
         " 3 knows the flat roll. The numbers of components and of normals of the mixture after PCA are those with the"
-        " best density of a held-out fifth of the training rows; on the flat roll it was not tried. Seconds are of the"
-        " fit and the density, and of ours of filling in 200 rows besides.",
+        " best density of a held-out fifth of the training rows. Seconds are of the fit and the density, and of ours of"
+        " filling in 200 rows besides.",
         "",
         "| | flat | bent | coverage of 95%, flat | bent | seconds, flat |",
         "|---|---|---|---|---|---|",
