@@ -163,21 +163,21 @@ def _array_table(array: np.ndarray, path: Path, chunk: int, choice: Choice) -> T
 def _read_text(path: Path, chunk: int, text: TextFormat, choice: Choice) -> Table:
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = _rows(_lines(file, text))
-        first = next(rows, None)
-        if first is None:
+        head = list(itertools.islice(rows, 2))
+        if not head:
             raise TableError(f"{path}: expected rows, got an empty file")
-        second = next(rows, None)
-        num_lines, num_decimals = 1, 0
-        for row in itertools.chain([first], [] if second is None else [second], rows):
-            num_lines += row is not first
-            num_decimals += text.delimiter == text.decimal and any(text.decimal in cell for cell in row)
+        num_lines, has_decimals = 0, text.delimiter != text.decimal  # if they differ it does not matter
+        for row in itertools.chain(head, rows):
+            num_lines += 1
+            has_decimals = has_decimals or any(text.decimal in cell for cell in row)
+    first, second = head[0], head[1] if len(head) > 1 else None
     has_names = _has_names(first, second, path, text)
     names = [cell.strip() for cell in first] if has_names else None
     if names is not None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise TableError(f"{path}, line 1: expected a different name for every column, got {twice!r} twice")
     chosen = choice.positions(names, len(first), path)
-    if text.delimiter == text.decimal and num_decimals == 0:
+    if not has_decimals:
         raise TableError(f"{path}: expected another delimiter than the decimal {text.decimal!r}; pass --delimiter ';'")
 
     def chunks() -> Iterator[np.ndarray]:
