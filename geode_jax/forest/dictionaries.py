@@ -55,7 +55,7 @@ def learn(
     if space is not None:
         training = training._replace(x=space.coordinates)
     show(0.5, "shared span, rank")
-    chosen = choose(training, plan, partitions[0], seeds[0])
+    chosen = _choose_in_row_space(training, plan, partitions[0], seeds[0])
     release_free_memory()
     on_rank(partitions, chosen.rank)
     trees = [(partition, plan.subspaces(chosen.rank, seed)) for partition, seed in zip(partitions, seeds, strict=True)]
@@ -79,3 +79,16 @@ def learn(
         show(0.5 + 0.5 * number / len(seeds), "learning dictionaries")
         subspaces.append(learn_dictionaries(training, partition, options, chosen.span, root_cells))
     return Learned(training, partitions, subspaces, scales, axes, None, chosen)
+
+
+def _choose_in_row_space(training: Training, plan: Plan, partition: Partition, seed: int) -> Chosen:
+    """:func:`choose`, of filled rows in coordinates of their row space where there are few for their features.
+
+    Their dictionaries are learned in R^D, which the sampler needs: only the trials have so many more directions that
+    coordinates save work.
+    """
+    inside = training.in_row_space()
+    chosen = choose(inside, plan, partition, seed)
+    if chosen.span is None or inside.axes is None:
+        return chosen
+    return chosen._replace(span=chosen.span.in_features(inside.axes))

@@ -115,10 +115,11 @@ def _fill(
     """
     partitions, scales = grow_trees(training, plan, seeds, show)
     scaled = training._replace(x=as_array(View(training.x, scales)))
+    inside = scaled.in_row_space()
     max_rank, folds = plan.max_rank, training.folds
     if plan.seeks_rank:
-        first = learn_subspaces(scaled.x, partitions[0], plan.subspaces(max_rank, seeds[0]), folds)
-        needed = cross_fitted_evidence(scaled, partitions[0], first).needed_rank()
+        first = learn_subspaces(inside.x, partitions[0], plan.subspaces(max_rank, seeds[0]), folds)
+        needed = cross_fitted_evidence(inside, partitions[0], first).needed_rank()
         max_rank = max(plan.least_rank, needed)
     rows = training.partial
     num_lines = sum(len(table) for _, table in fillers)
@@ -131,9 +132,13 @@ def _fill(
         show(0.5 + 0.5 * number / len(seeds), "conditional means")
         line = 0
         for holdouts, table in fillers:
-            subspaces = learn_subspaces(scaled.x, partition, plan.subspaces(max_rank, seed), folds, holdouts)
-            mixture = fit_quick_mixture(scaled, partition, subspaces)
-            candidates = search_candidates(scaled, rows, partition, subspaces, plan.partial_candidates)
+            subspaces = learn_subspaces(inside.x, partition, plan.subspaces(max_rank, seed), folds, holdouts)
+            mixture = fit_quick_mixture(inside, partition, subspaces)
+            candidates = search_candidates(inside, rows, partition, subspaces, plan.partial_candidates)
+            if inside.axes is not None:
+                is_needed = np.zeros(subspaces.bases.shape[:2], dtype=bool)
+                is_needed[table[:, :, None], candidates] = True
+                subspaces = subspaces.in_features(inside.axes, is_needed)
             for by in table:
                 used = np.flatnonzero((by > 0) | (line == 0))
                 if used.size > 0:  # or all rows with missing entries are in the fold that is left out

@@ -8,6 +8,7 @@ with missing features, residuals are over the observed features, and coordinates
 """
 
 import warnings
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.processes import ALONE, Processes, sample_part
+from geode_jax.rows.row_space import Axes
 from geode_jax.rows.training import Training
 
 NUM_STEPS = 25
@@ -31,6 +33,8 @@ PRIOR_ROWS = 3.0
 NEGLIGIBLE = 1e-4
 # Blocks of rows wider than this have as many rows as blocks of this width, so that a basis is read once for many rows.
 WIDEST = 4096
+# Numbers of a block of products with the axes of a row space: enough for each of these to be read few times.
+PRODUCT_NUMBERS = 2**21
 
 
 class HeldOutStatistics(NamedTuple):
@@ -314,14 +318,27 @@ def statistics_at(
 
     From the dictionaries without the rows' folds; from that of all rows if the rows have no folds.
     """
-    dtype = training.x.dtype
+    dtype, seen, axes = training.x.dtype, training.is_observed, training.axes
     residual = np.zeros((nodes.size, rows.size), dtype=dtype)
     squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=dtype)
+    if seen is None or axes is None:
 
-    def fill(index: int) -> None:
-        residual[index], squared[index] = statistics_at_node(training, rows, subspaces, int(nodes[index]))
+        def fill(index: int) -> None:
+            residual[index], squared[index] = statistics_at_node(training, rows, subspaces, int(nodes[index]))
 
-    parallel_map(fill, range(nodes.size))
+        parallel_map(fill, range(nodes.size))
+        return residual, squared
+    is_partial = ~seen[rows].all(axis=1)
+    place = np.cumsum(is_partial) - 1
+    residuals = np.zeros((nodes.size, int(is_partial.sum()), training.x.shape[1]), dtype=dtype)
+
+    def fill_in_space(index: int) -> None:
+        for block, left, along in _blocks_at_node(training, rows, subspaces, int(nodes[index])):
+            squared[index, block], residual[index, block] = np.square(along), np.square(left).sum(axis=1)
+            residuals[index, place[block[is_partial[block]]]] = left[is_partial[block]]
+
+    parallel_map(fill_in_space, range(nodes.size))
+    residual[:, is_partial] = _observed_squares(residuals, seen[rows[is_partial]], axes)
     return residual, squared
 
 
@@ -329,20 +346,51 @@ def statistics_at_node(
     training: Training, rows: np.ndarray, subspaces: Subspaces, node: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """:func:`statistics_at` one node, (m,) and (m, d)."""
-    x, is_observed = training.x, training.is_observed
-    residual = np.zeros(rows.size, dtype=x.dtype)
-    squared = np.zeros((rows.size, subspaces.bases.shape[3]), dtype=x.dtype)
-    holdout = training.holdouts_of(rows)
+    dtype, seen, axes = training.x.dtype, training.is_observed, training.axes
+    residual = np.zeros(rows.size, dtype=dtype)
+    squared = np.zeros((rows.size, subspaces.bases.shape[3]), dtype=dtype)
+    for block, left, along in _blocks_at_node(training, rows, subspaces, node):
+        squared[block] = np.square(along)
+        if seen is None or axes is None:
+            error = np.square(left, out=left)
+            residual[block] = (error if seen is None else error * seen[rows[block]]).sum(axis=1)
+        else:
+            own = seen[rows[block]]
+            is_partial = ~own.all(axis=1)
+            residual[block] = np.square(left).sum(axis=1)
+            residual[block[is_partial]] = _observed_squares(left[is_partial][None], own[is_partial], axes)[0]
+    return residual, squared
+
+
+def _blocks_at_node(
+    training: Training, rows: np.ndarray, subspaces: Subspaces, node: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """A few of the rows at a time: which, (b,), their residuals, (b, d'), and their coordinates, (b, d).
+
+    In blocks, as a node may have most of the rows, and two temporary arrays of that size are needed.
+    """
+    x, holdout = training.x, training.holdouts_of(rows)
     for number in np.flatnonzero(np.bincount(holdout)):
         centre, basis = subspaces.centres[number, node], subspaces.bases[number, node]
         inside = np.flatnonzero(holdout == number)
-        # in blocks: a node may have most of the rows, and two temporary arrays of that size are needed
         for some in slices(inside.size, min(x.shape[1], WIDEST)):
-            block = inside[some]
-            centred = x[rows[block]] - centre
+            centred = x[rows[inside[some]]] - centre
             coordinates = centred @ basis
             centred -= coordinates @ basis.T
-            error = np.square(centred, out=centred)
-            residual[block] = (error if is_observed is None else error * is_observed[rows[block]]).sum(axis=1)
-            squared[block] = np.square(coordinates)
-    return residual, squared
+            yield inside[some], centred, coordinates
+
+
+def _observed_squares(vectors: np.ndarray, seen: np.ndarray, axes: Axes) -> np.ndarray:
+    """Squared norms of vectors over the observed features, (K', m), from coordinates along axes, (K', m, q).
+
+    `seen`: (m, D). For many vectors at once, as the axes may take as much memory as the data.
+    """
+    flat = vectors.reshape(-1, vectors.shape[2])
+
+    def over(some: slice) -> np.ndarray:
+        squares = np.square(flat @ axes.matrix[some, : flat.shape[1]].T)
+        squares = squares.reshape(*vectors.shape[:2], squares.shape[1])
+        return np.einsum("kmf,mf->km", squares, seen[:, some].astype(squares.dtype))
+
+    parts = parallel_map(over, slices(seen.shape[1], flat.shape[0], numbers=PRODUCT_NUMBERS))
+    return np.sum(parts, axis=0)

@@ -5,6 +5,7 @@ many components as there are, and shrinks its fills to the mean. Both are tried 
 """
 
 import contextlib
+import math
 
 import numpy as np
 
@@ -16,8 +17,8 @@ HELD_OUT_SHARE = 0.05
 # Up to this many entries the matrices are too small for several threads. These wait for each other where another
 # process uses the cores.
 _SMALL = 2**20
-# Rows on which the ways are compared; more do not help.
-LARGEST_SAMPLE = 4000
+# Rows and features on which the ways are compared; more do not help.
+LARGEST_SAMPLE, MOST_FEATURES = 4000, 2000
 # Numbers of factors that are tried, as long as a step's work, n D d^2, is bounded; at 8 factors or fewer, its memory.
 NUM_FACTORS, MOST_WORK = (1, 2, 3, 5, 8, 12, 18, 27), 2**31
 
@@ -42,8 +43,15 @@ def _fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: 
     seen = is_observed[sample]
     rows = np.where(seen, x[sample], 0.0).astype(x.dtype)
     kept, held_out = hold_out(seen, rng)
-    num_thresholds, error, start = choose_threshold(rows, kept, held_out, max_rank)
-    num_factors, error_of_factors = _choose_factors(rows, kept, held_out, start, max_rank)
+    tried = rows
+    if x.shape[1] > MOST_FEATURES:
+        features = np.sort(rng.choice(x.shape[1], MOST_FEATURES, replace=False))
+        tried, kept, held_out = (values[:, features] for values in (rows, kept, held_out))
+    num_thresholds, error, start = choose_threshold(tried, kept, held_out, max_rank)
+    most = math.isqrt(MOST_WORK // rows.size)
+    num_factors, error_of_factors = _choose_factors(
+        tried, kept, held_out, start, min(max_rank, most if most >= 8 else 0)
+    )
     if error_of_factors >= error:
         return fill_by_soft_impute(x, is_observed, num_thresholds, max_rank, seed)
     start = fill_by_soft_impute(rows, seen, num_thresholds, max_rank, seed)
@@ -58,12 +66,12 @@ def hold_out(is_observed: np.ndarray, rng: np.random.Generator) -> tuple[np.ndar
 
 
 def _choose_factors(
-    x: np.ndarray, kept: np.ndarray, held_out: np.ndarray, start: np.ndarray, max_rank: int
+    x: np.ndarray, kept: np.ndarray, held_out: np.ndarray, start: np.ndarray, most: int
 ) -> tuple[int, float]:
-    """The number of factors that predict the held-out entries best, and their squared error."""
+    """The number of factors, at most so many, that predict the held-out entries best, and their squared error."""
     best, best_error, worse = 0, np.inf, 0
     for number in NUM_FACTORS:
-        if number > min(max_rank, min(x.shape) - 1) or x.size * max(number, 8) ** 2 > MOST_WORK or worse == 2:
+        if number > min(most, min(x.shape) - 1) or worse == 2:
             break
         found = means_given(learn_factors(x, kept, start, number, roughly=True), x, kept)
         error = float(np.square((found - x)[held_out]).sum())

@@ -15,7 +15,6 @@ from geode_jax.learning.subspaces import (
     SubspaceOptions,
     Subspaces,
     empty_subspaces,
-    join_holdouts,
     learn_root,
     learn_subspaces,
     with_common_ranks,
@@ -24,6 +23,7 @@ from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import Holdout, each_fold, fold_sizes
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.products import Products
+from geode_jax.rows.row_space import Axes
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows
 
@@ -40,6 +40,10 @@ class Span(NamedTuple):
     def leading(self, rank: int) -> "Span":
         """The span of the first `rank` directions."""
         return Span(self.centres, self.bases[..., :rank])
+
+    def in_features(self, axes: Axes) -> "Span":
+        """A span in coordinates of a row space, in R^D."""
+        return Span(axes.points(self.centres), axes.directions(self.bases))
 
 
 def learn_span(
@@ -121,17 +125,18 @@ def learn_subspaces_in_span(
     options: SubspaceOptions,
     folds: np.ndarray | None,
     holdouts: list[Holdout] | None = None,
+    out: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Subspaces:
     """Centres and bases of every cell within the span: learned in its coordinates and mapped back to R^D.
 
-    `holdouts` are those of the span's entries.
+    `holdouts` are those of the span's entries. `out`: as in :func:`learn_subspaces`.
     """
     processes = partition.processes
     holdouts = each_fold(folds, processes) if holdouts is None else holdouts
     num_holdouts, num_features, rank = span.bases.shape
     num_nodes, num_directions = len(partition.cells), min(options.max_rank, rank)
     options = options._replace(max_rank=num_directions)
-    centres, bases = empty_subspaces(num_holdouts, num_nodes, num_features, num_directions, x.dtype)
+    centres, bases = out or empty_subspaces(num_holdouts, num_nodes, num_features, num_directions, x.dtype)
     ranks = np.full((num_holdouts, num_nodes), 0, dtype=np.int32)
     for number, (centre, basis, holdout) in enumerate(zip(span.centres, span.bases, holdouts, strict=True)):
         coordinates = _coordinates(x, centre, basis, processes.products)
@@ -161,17 +166,22 @@ def learn_dictionaries(
 
     `root_cells`: those of :func:`learn_root_cells`, for several trees; not used within a span.
     """
-    parts, done, folds = [], 0, training.folds
-    for x, some in training.each(training.holdouts):
+    folds, holdouts, num_features = training.folds, training.holdouts, training.x.shape[1]
+    max_rank = options.max_rank if span is None else min(options.max_rank, span.bases.shape[2])
+    # one array for all: parts of the size that these have are slow to join
+    centres, bases = empty_subspaces(len(holdouts), len(partition.cells), num_features, max_rank, training.x.dtype)
+    ranks, done = [], 0
+    for x, some in training.each(holdouts):
+        here = slice(done, done + len(some))
+        out, done = (centres[here], bases[here]), here.stop
         if span is None:
-            own_cells = None if root_cells is None else root_cells[done : done + len(some)]
-            found = learn_subspaces(x, partition, options, folds, some, root=own_cells)
+            root = None if root_cells is None else root_cells[here]
+            found = learn_subspaces(x, partition, options, folds, some, out, root)
         else:
-            own = Span(*(leaf[done : done + len(some)] for leaf in span))
-            found = learn_subspaces_in_span(x, own, partition, options, folds, some)
-        parts.append(found)
-        done += len(some)
-    return join_holdouts(parts)
+            own = Span(*(leaf[here] for leaf in span))
+            found = learn_subspaces_in_span(x, own, partition, options, folds, some, out)
+        ranks.append(found.ranks)
+    return with_common_ranks(centres, bases, np.stack(ranks))
 
 
 class SpanTrial(NamedTuple):

@@ -61,16 +61,45 @@ def _soft_impute(filled: np.ndarray, is_observed: np.ndarray, threshold: float, 
     partial = np.flatnonzero(~is_observed.all(axis=1))
     missing = ~is_observed[partial]
     rank = min(max_rank, *filled.shape)
+    by_gram = len(filled) <= min(filled.shape[1], EXACT_MAX_SIDE)
+    gram = filled @ filled.T if by_gram else np.zeros((0, 0), filled.dtype)
     for _ in range(NUM_STEPS):
-        mean = filled.mean(axis=0)
-        left, singular, right = leading_components(filled - mean, rank, seed)
-        shrunk = np.maximum(singular - threshold, 0.0).astype(filled.dtype)
-        low_rank, rows = mean + (left[partial] * shrunk) @ right, filled[partial]
-        change = np.square((low_rank - rows)[missing], dtype=np.float64).sum()
-        size = np.square(low_rank[missing], dtype=np.float64).sum()
-        filled[partial] = np.where(missing, low_rank, rows)
+        if by_gram:
+            low_rank = _rows_by_gram(filled, gram, partial, threshold, rank)
+        else:
+            low_rank = _rows_by_components(filled, partial, threshold, rank, seed)
+        rows = filled[partial]
+        new = np.where(missing, low_rank, rows)
+        change = np.square(new - rows).sum(dtype=np.float64)
+        size = np.square(low_rank).sum(dtype=np.float64, where=missing)
+        filled[partial] = new
         if change <= TOLERANCE**2 * size:
             break
+        if by_gram:  # of the rows that have changed
+            gram[partial] = new @ filled.T
+            gram[:, partial] = gram[partial].T
+
+
+def _rows_by_components(filled: np.ndarray, rows: np.ndarray, threshold: float, rank: int, seed: int) -> np.ndarray:
+    """Some rows of the low-rank matrix, (m, D)."""
+    mean = filled.mean(axis=0)
+    left, singular, right = leading_components(filled - mean, rank, seed)
+    shrunk = np.maximum(singular - threshold, 0.0).astype(filled.dtype)
+    return mean + (left[rows] * shrunk) @ right
+
+
+def _rows_by_gram(filled: np.ndarray, gram: np.ndarray, rows: np.ndarray, threshold: float, rank: int) -> np.ndarray:
+    """:func:`_rows_by_components` of wide data, as combinations of all rows, whose Gram matrix is known.
+
+    Only components above the threshold are found, and no centred copy of the rows is made.
+    """
+    row_mean = gram.mean(axis=0, dtype=np.float64)
+    centred = gram - row_mean - row_mean[:, None] + row_mean.mean()
+    values, vectors = linalg.eigh(centred, subset_by_value=(max(threshold**2, np.finfo(np.float64).tiny), np.inf))
+    singular, vectors = np.sqrt(values[-rank:]), vectors[:, -rank:]
+    weights = (vectors[rows] * (1.0 - threshold / singular)) @ vectors.T
+    weights -= weights.mean(axis=1, keepdims=True)  # so that the mean drops out
+    return np.asarray(filled.mean(axis=0) + weights.astype(filled.dtype) @ filled)
 
 
 def leading_components(x: np.ndarray, rank: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ other choices).
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,6 +38,7 @@ from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import Holdout, Parts, each_fold, kept_rows
 from geode_jax.rows.processes import ALONE, NUMBERS_AT_ONCE, Processes
 from geode_jax.rows.products import BY_NUMPY
+from geode_jax.rows.row_space import Axes
 from geode_jax.rows.view import Rows, is_in_memory
 
 
@@ -64,6 +65,18 @@ class Subspaces(NamedTuple):
     bases: np.ndarray
     ranks: np.ndarray
 
+    def in_features(self, axes: Axes, is_needed: np.ndarray) -> "Subspaces":
+        """Dictionaries in coordinates of a row space, in R^D: those that are needed, (H, K); the others are zero."""
+        num_holdouts, num_nodes, _, max_rank = self.bases.shape
+        centres, bases = empty_subspaces(num_holdouts, num_nodes, len(axes.matrix), max_rank, self.bases.dtype)
+        centres[is_needed] = axes.points(self.centres[is_needed])
+
+        def map_basis(place: tuple[int, int]) -> None:
+            axes.directions(self.bases[place], out=bases[place])
+
+        parallel_map(map_basis, zip(*(index.tolist() for index in np.nonzero(is_needed)), strict=True))
+        return Subspaces(centres, bases, self.ranks)
+
 
 def empty_subspaces(
     num_holdouts: int, num_nodes: int, num_features: int, max_rank: int, dtype: np.dtype
@@ -71,15 +84,6 @@ def empty_subspaces(
     """Zeros for centres, (H, K, D), and bases, (H, K, D, d)."""
     shape = (num_holdouts, num_nodes, num_features)
     return aligned_zeros(shape, dtype), aligned_zeros((*shape, max_rank), dtype)
-
-
-def join_holdouts(parts: Sequence[Subspaces]) -> Subspaces:
-    """Join the dictionaries of holdouts learned separately; directions that one of them lacks are dropped."""
-    if len(parts) == 1:  # no copy
-        return parts[0]
-    centres = np.concatenate([part.centres for part in parts])
-    bases = np.concatenate([part.bases for part in parts])
-    return with_common_ranks(centres, bases, np.stack([part.ranks for part in parts]))
 
 
 def with_common_ranks(centres: np.ndarray, bases: np.ndarray, ranks: np.ndarray) -> Subspaces:

@@ -67,6 +67,15 @@ class Axes(NamedTuple):
         """Column vectors of :class:`RowSpace` coordinates, (..., q, d), along the first axes, (..., r, d)."""
         return vectors if self.turn is None else np.matmul(self.turn.T, vectors)
 
+    def directions(self, vectors: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Column vectors of coordinates along the first axes, (..., r, d), in R^D: (..., D, d)."""
+        return np.matmul(self.matrix[:, : vectors.shape[-2]], vectors, out=out)
+
+    def points(self, coordinates: np.ndarray) -> np.ndarray:
+        """Rows (..., r) of coordinates along the first axes, about the rows' mean, as points of R^D, (..., D)."""
+        along = coordinates @ self.matrix[:, : coordinates.shape[-1]].T
+        return along + (self.matrix @ self.origin).astype(along.dtype)
+
 
 def principal_coordinates(x: Rows) -> RowSpace:
     """Coordinates of the rows of x, (n, D) with D >= n, which stays as it is.

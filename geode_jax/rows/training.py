@@ -12,7 +12,8 @@ import numpy as np
 
 from geode_jax.rows.folds import Holdout, each_fold, judging_folds
 from geode_jax.rows.processes import ALONE, Processes
-from geode_jax.rows.view import Overlay, Rows, divide, taken
+from geode_jax.rows.row_space import Axes, axes_of, principal_coordinates, uses_row_space
+from geode_jax.rows.view import Overlay, Rows, as_array, divide, taken
 
 
 class Training(NamedTuple):
@@ -25,6 +26,7 @@ class Training(NamedTuple):
     - `without`: for each fold, the rows that had missing entries, (n_m, d'), as filled by dictionaries without that
       fold; None where no entry was filled.
     - `processes`: those that the rows are divided among; `x`, `folds` and all indices are of this process's rows.
+    - `axes`: where the coordinates are in R^D, for rows of which some were filled; None where `x` has all features.
     """
 
     x: Rows
@@ -33,6 +35,7 @@ class Training(NamedTuple):
     is_observed: np.ndarray | None = None
     without: list[np.ndarray] | None = None
     processes: Processes = ALONE
+    axes: Axes | None = None
 
     @property
     def num_rows(self) -> int:
@@ -84,7 +87,38 @@ class Training(NamedTuple):
             self.num_features,
             None if self.folds is None else join(taken(self.folds, rows)),
             None if self.is_observed is None else join(taken(self.is_observed, rows)),
+            axes=self.axes,
         )
+
+    @property
+    def num_versions(self) -> int:
+        """Number of rows that dictionaries are learned from, those with missing entries once for each filling."""
+        return self.num_rows + sum(rows.size for rows in self._kept_of_partial())
+
+    def _kept_of_partial(self) -> list[np.ndarray]:
+        """For each fold, which of the partial rows are outside it: places in :attr:`partial`."""
+        own = self.folds_of(self.partial)
+        return [np.flatnonzero(own != fold) for fold in range(len(self.without or []))]
+
+    def in_row_space(self) -> "Training":
+        """Rows of which some were filled, in coordinates of the space that they span; as they are if that saves little.
+
+        It is spanned by them as filled for every fold.
+        """
+        if self.is_observed is None or not uses_row_space(self.num_versions, self.num_features):
+            return self
+        kept, partial = self._kept_of_partial(), self.partial
+        outside = [filled[rows] for filled, rows in zip(self.without or [], kept, strict=True)]
+        parts = [as_array(self.x), *outside]
+        versions = np.concatenate(parts)
+        space = principal_coordinates(versions)
+        own, *found = np.split(space.coordinates, np.cumsum([len(part) for part in parts])[:-1])
+        without = []
+        for rows, coordinates in zip(kept, found, strict=True):
+            filled = own[partial]  # a fold's own rows are not used without it
+            filled[rows] = coordinates
+            without.append(filled)
+        return self._replace(x=own, without=without or None, axes=axes_of(versions, space))
 
     def divided(self, divisors: np.ndarray) -> "Training":
         """All rows divided by the divisors of the features, in place if they are arrays."""
