@@ -19,16 +19,24 @@ from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import plan_of
 from geode_jax.interop.numpyro import PosteriorPredictive
 from geode_jax.learning import feature_noise
+from geode_jax.learning.candidate_search import search_candidates
+from geode_jax.learning.evidence import cross_fitted_evidence, statistics_at, statistics_at_node
 from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
+from geode_jax.learning.shared_span import learn_dictionaries, try_spans
+from geode_jax.learning.subspaces import SubspaceOptions
 from geode_jax.math import rows_in_space
 from geode_jax.math.rows_in_space import RowsInSpace, observe_in_space
 from geode_jax.math.whitening import observe_rows
 from geode_jax.model.dictionary import spread_out
-from geode_jax.partition.metis import Partition
+from geode_jax.partition.metis import Partition, partition_rows
+from geode_jax.partition.neighbours import neighbour_graph
 from geode_jax.predict.distance import in_float64
 from geode_jax.predict.rows import node_in_features
 from geode_jax.rows import row_space
+from geode_jax.rows import training as rows_of_training
+from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.row_space import axes_of, is_kept_in_space, principal_coordinates
+from geode_jax.rows.training import Training
 
 SAMPLER = SamplerSettings(num_warmup=20, num_samples=10, num_chains=2, segment_length=10)
 NUM_ROWS, NUM_FEATURES = 40, 120
@@ -119,6 +127,87 @@ def test_stage_one_is_that_of_all_features(span, cross_fit, monkeypatch):
     bases = (np.asarray(one.bases).reshape(-1, 120, ours.max_rank) for one in (ours, expected.dictionary))
     for basis, theirs in zip(*bases, strict=True):
         np.testing.assert_allclose(np.square(basis.T @ theirs).sum(), np.square(theirs).sum(), rtol=1e-8)
+
+
+def _filled(num_folds):
+    """Rows of which some were filled, for every fold in another way, and a tree of them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 4)) @ rng.normal(size=(4, 240)) + 0.3 * rng.normal(size=(40, 240))
+    is_observed = np.ones(x.shape, dtype=bool)
+    is_observed[rng.permutation(40)[:12]] = rng.random((12, 240)) < 0.6
+    folds = assign_folds(40, num_folds, rng)
+    training = Training(x, 240, folds, is_observed)
+    noise = 0.2 * rng.normal(size=(num_folds, 12, 240)) * ~is_observed[training.partial]
+    training = training._replace(without=list(x[training.partial] + noise) if num_folds > 2 else None)
+    return training, partition_rows(x, neighbour_graph(x, 5, 0), 2, 5, 0)
+
+
+@pytest.mark.parametrize("num_folds", [2, 5])
+def test_filled_rows_in_their_row_space(num_folds, monkeypatch):
+    """What is learned from filled rows in coordinates is what is learned from them in R^D."""
+    training, partition = _filled(num_folds)
+    inside, options = training.in_row_space(), SubspaceOptions(3, 0, 2.0)
+    assert inside.x.shape == (40, 39 + 12 * (num_folds - 1) * (num_folds > 2))
+    ours, theirs = (learn_dictionaries(own, partition, options) for own in (inside, training))
+    np.testing.assert_array_equal(ours.ranks, theirs.ranks)
+    is_needed = np.zeros(ours.bases.shape[:2], dtype=bool)
+    is_needed[:, [0, 2]] = True
+    mapped = ours.in_features(inside.axes, is_needed)
+    assert not mapped.bases[:, 1].any()
+    np.testing.assert_allclose(mapped.centres[is_needed], theirs.centres[is_needed], atol=1e-10)
+    for mine, other in zip(mapped.bases[is_needed], theirs.bases[is_needed], strict=True):
+        np.testing.assert_allclose(mine @ mine.T, other @ other.T, atol=1e-8)
+    # of some rows, at several nodes and at one
+    for function in (statistics_at, lambda *rest: (statistics_at_node(*rest[:3], 2), None)):
+        found, expected = (
+            function(own, np.arange(5, 40), subspaces, np.array([0, 2, 4]))[0]
+            for own, subspaces in ((inside, ours), (training, theirs))
+        )
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-8)
+    found, expected = (
+        cross_fitted_evidence(own, partition, subspaces) for own, subspaces in ((inside, ours), (training, theirs))
+    )
+    np.testing.assert_allclose(found.log_likelihood(), expected.log_likelihood(), rtol=1e-8)
+    found, expected = (
+        search_candidates(own, training.partial, partition, subspaces, 2)
+        for own, subspaces in ((inside, ours), (training, theirs))
+    )
+    np.testing.assert_array_equal(found, expected)
+    without = np.zeros(40)
+    found, expected = (try_spans(own, partition, options, without) for own in (inside, training))
+    np.testing.assert_allclose(found.gain, expected.gain, rtol=1e-8)
+    span = found.span.in_features(inside.axes)
+    np.testing.assert_allclose(span.centres, expected.span.centres, atol=1e-10)
+    for mine, other in zip(span.bases, expected.span.bases, strict=True):
+        np.testing.assert_allclose(mine @ mine.T, other @ other.T, atol=1e-8)
+    monkeypatch.setattr(rows_of_training, "uses_row_space", lambda *_: False)
+    assert training.in_row_space() is training
+
+
+def test_fits_of_filled_rows(monkeypatch):
+    """A fit with missing values makes the same choices in coordinates and in R^D.
+
+    What is filled in is drawn along directions whose signs may differ.
+    """
+    rng = np.random.default_rng(1)
+    x = 3.0 + rng.normal(size=(40, 4)) @ rng.normal(size=(4, 240)) + 0.1 * rng.normal(size=(40, 240))
+    x[:12][rng.random((12, 240)) < 0.4] = np.nan
+    settings = dataclasses.replace(_settings(SharedSpan()), max_rank=None)
+
+    def learn():
+        return geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings, dtype="float64")
+
+    used = mock.Mock(wraps=row_space.principal_coordinates)
+    monkeypatch.setattr(rows_of_training, "principal_coordinates", used)
+    found = learn()
+    assert [len(call.args[0]) for call in used.call_args_list][-2:] == [40, 40 + 12 * 4]  # of fills, and of choices
+    monkeypatch.setattr(rows_of_training, "uses_row_space", lambda *_: False)
+    expected = learn()
+    for ours, theirs in zip(found.found.decisions, expected.found.decisions, strict=True):
+        assert ours.taken == theirs.taken
+        np.testing.assert_allclose(ours.gain or 0.0, theirs.gain or 0.0, rtol=0.05)
+    for ours, theirs in ((found.statistics, expected.statistics), (found.partial, expected.partial)):
+        np.testing.assert_allclose(*(np.asarray(one.residual).mean() for one in (ours, theirs)), rtol=0.02)
 
 
 @pytest.mark.parametrize("mean", [0.0, 2.0])
