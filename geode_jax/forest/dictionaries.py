@@ -87,7 +87,8 @@ def _choose_in_row_space(training: Training, plan: Plan, partition: Partition, s
     Their dictionaries are learned in R^D, which the sampler needs: only the trials have so many more directions that
     coordinates save work.
     """
-    inside = training.in_row_space()
+    is_tried = plan.tries_spans or plan.seeks_rank or plan.span_rank > 0
+    inside = training.in_row_space() if is_tried else training
     chosen = choose(inside, plan, partition, seed)
     if chosen.span is None or inside.axes is None:
         return chosen

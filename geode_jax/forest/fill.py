@@ -163,16 +163,12 @@ def _fillers(training: Training) -> list[_Fillers]:
     """:func:`_own_fillers`, and a line for each dictionary without a fold: by one that left out the row's fold too.
 
     These lines have dictionaries of their own. All dictionaries that are learned together get the smallest rank, and
-    those without two folds have the fewest rows. With two folds no rows would be left: there a row is filled by the
-    dictionary without its own fold.
+    those without two folds have the fewest rows. With two folds no rows would be left.
     """
     holdouts, own_line = _own_fillers(training)
     own, num_folds = (own_line[0] - 1).tolist(), len(holdouts) - 1
-    if num_folds == 0:
+    if num_folds <= 2:
         return [(holdouts, own_line)]
-    if num_folds == 2:
-        without = np.array([[0 if other == fold else 1 + other for other in own] for fold in range(2)])
-        return [(holdouts, np.concatenate([own_line, without]))]
     pairs = [*holdouts, *itertools.combinations(range(num_folds), 2)]
     number_of = {holdout: number for number, holdout in enumerate(pairs)}
     lines = [[number_of.get((min(fold, other), max(fold, other)), 0) for other in own] for fold in range(num_folds)]

@@ -33,8 +33,9 @@ PRIOR_ROWS = 3.0
 NEGLIGIBLE = 1e-4
 # Blocks of rows wider than this have as many rows as blocks of this width, so that a basis is read once for many rows.
 WIDEST = 4096
-# Numbers of a block of products with the axes of a row space: enough for each of these to be read few times.
-PRODUCT_NUMBERS = 2**21
+# In coordinates of a row space: numbers of the residuals that are multiplied by its axes together, and of a block of
+# these products. The more, the fewer times axes and residuals are read from memory.
+RESIDUAL_NUMBERS, PRODUCT_NUMBERS = 2**24, 2**21
 
 
 class HeldOutStatistics(NamedTuple):
@@ -328,17 +329,23 @@ def statistics_at(
 
         parallel_map(fill, range(nodes.size))
         return residual, squared
-    is_partial = ~seen[rows].all(axis=1)
-    place = np.cumsum(is_partial) - 1
-    residuals = np.zeros((nodes.size, int(is_partial.sum()), training.x.shape[1]), dtype=dtype)
+    partial = np.flatnonzero(~seen[rows].all(axis=1))
 
     def fill_in_space(index: int) -> None:
         for block, left, along in _blocks_at_node(training, rows, subspaces, int(nodes[index])):
             squared[index, block], residual[index, block] = np.square(along), np.square(left).sum(axis=1)
-            residuals[index, place[block[is_partial[block]]]] = left[is_partial[block]]
+
+    def fill_partial(some: np.ndarray) -> None:
+        residuals = np.zeros((nodes.size, some.size, training.x.shape[1]), dtype=dtype)
+        for index, node in enumerate(nodes.tolist()):
+            for block, left, _ in _blocks_at_node(training, rows[some], subspaces, node):
+                residuals[index, block] = left
+        residual[:, some] = _observed_squares(residuals, seen[rows[some]], axes)
 
     parallel_map(fill_in_space, range(nodes.size))
-    residual[:, is_partial] = _observed_squares(residuals, seen[rows[is_partial]], axes)
+    if partial.size > 0:
+        size = max(1, RESIDUAL_NUMBERS // (nodes.size * training.x.shape[1]))
+        parallel_map(fill_partial, np.array_split(partial, -(-partial.size // size)))
     return residual, squared
 
 
@@ -346,19 +353,16 @@ def statistics_at_node(
     training: Training, rows: np.ndarray, subspaces: Subspaces, node: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """:func:`statistics_at` one node, (m,) and (m, d)."""
-    dtype, seen, axes = training.x.dtype, training.is_observed, training.axes
-    residual = np.zeros(rows.size, dtype=dtype)
-    squared = np.zeros((rows.size, subspaces.bases.shape[3]), dtype=dtype)
+    seen = training.is_observed
+    if seen is not None and training.axes is not None:
+        own, along = statistics_at(training, rows, subspaces, np.array([node]))
+        return own[0], along[0]
+    residual = np.zeros(rows.size, dtype=training.x.dtype)
+    squared = np.zeros((rows.size, subspaces.bases.shape[3]), dtype=training.x.dtype)
     for block, left, along in _blocks_at_node(training, rows, subspaces, node):
+        error = np.square(left, out=left)
+        residual[block] = (error if seen is None else error * seen[rows[block]]).sum(axis=1)
         squared[block] = np.square(along)
-        if seen is None or axes is None:
-            error = np.square(left, out=left)
-            residual[block] = (error if seen is None else error * seen[rows[block]]).sum(axis=1)
-        else:
-            own = seen[rows[block]]
-            is_partial = ~own.all(axis=1)
-            residual[block] = np.square(left).sum(axis=1)
-            residual[block[is_partial]] = _observed_squares(left[is_partial][None], own[is_partial], axes)[0]
     return residual, squared
 
 
@@ -381,10 +385,7 @@ def _blocks_at_node(
 
 
 def _observed_squares(vectors: np.ndarray, seen: np.ndarray, axes: Axes) -> np.ndarray:
-    """Squared norms of vectors over the observed features, (K', m), from coordinates along axes, (K', m, q).
-
-    `seen`: (m, D). For many vectors at once, as the axes may take as much memory as the data.
-    """
+    """Squared norms over the observed features, `seen` (m, D), of vectors in coordinates (K', m, q): (K', m)."""
     flat = vectors.reshape(-1, vectors.shape[2])
 
     def over(some: slice) -> np.ndarray:

@@ -17,8 +17,9 @@ HELD_OUT_SHARE = 0.05
 # Up to this many entries the matrices are too small for several threads. These wait for each other where another
 # process uses the cores.
 _SMALL = 2**20
-# Rows and features on which the ways are compared; more do not help.
-LARGEST_SAMPLE, MOST_FEATURES = 4000, 2000
+# Rows and features on which the ways are compared; more do not help. With few features for its rows, noise adds more to
+# the largest singular value, of which thresholds are shares.
+LARGEST_SAMPLE, ENOUGH_FEATURES, FEATURES_PER_ROW = 4000, 2000, 4
 # Numbers of factors that are tried, as long as a step's work, n D d^2, is bounded; at 8 factors or fewer, its memory.
 NUM_FACTORS, MOST_WORK = (1, 2, 3, 5, 8, 12, 18, 27), 2**31
 
@@ -42,11 +43,12 @@ def _fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: 
     sample = rng.permutation(x.shape[0])[:LARGEST_SAMPLE]
     seen = is_observed[sample]
     rows = np.where(seen, x[sample], 0.0).astype(x.dtype)
-    kept, held_out = hold_out(seen, rng)
-    tried = rows
-    if x.shape[1] > MOST_FEATURES:
-        features = np.sort(rng.choice(x.shape[1], MOST_FEATURES, replace=False))
-        tried, kept, held_out = (values[:, features] for values in (rows, kept, held_out))
+    tried, seen_of_tried = rows, seen
+    num_features = max(ENOUGH_FEATURES, FEATURES_PER_ROW * sample.size)
+    if x.shape[1] > num_features:
+        features = np.sort(rng.choice(x.shape[1], num_features, replace=False))
+        tried, seen_of_tried = rows[:, features], seen[:, features]
+    kept, held_out = hold_out(seen_of_tried, rng)
     num_thresholds, error, start = choose_threshold(tried, kept, held_out, max_rank)
     most = math.isqrt(MOST_WORK // rows.size)
     num_factors, error_of_factors = _choose_factors(

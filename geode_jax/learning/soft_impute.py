@@ -60,24 +60,29 @@ def _soft_impute(filled: np.ndarray, is_observed: np.ndarray, threshold: float, 
     """Fill the missing entries anew, in place: of the rows that have any, which may be few."""
     partial = np.flatnonzero(~is_observed.all(axis=1))
     missing = ~is_observed[partial]
+    known = np.where(missing, np.zeros((), filled.dtype), filled[partial])
     rank = min(max_rank, *filled.shape)
     by_gram = len(filled) <= min(filled.shape[1], EXACT_MAX_SIDE)
     gram = filled @ filled.T if by_gram else np.zeros((0, 0), filled.dtype)
     for _ in range(NUM_STEPS):
         if by_gram:
-            low_rank = _rows_by_gram(filled, gram, partial, threshold, rank)
+            rows = _rows_by_gram(filled, gram, partial, threshold, rank)
         else:
-            low_rank = _rows_by_components(filled, partial, threshold, rank, seed)
-        rows = filled[partial]
-        new = np.where(missing, low_rank, rows)
-        change = np.square(new - rows).sum(dtype=np.float64)
-        size = np.square(low_rank).sum(dtype=np.float64, where=missing)
-        filled[partial] = new
+            rows = _rows_by_components(filled, partial, threshold, rank, seed)
+        rows *= missing
+        size = _sum_of_squares(rows)
+        rows += known
+        change = _sum_of_squares(filled[partial] - rows)
+        filled[partial] = rows
         if change <= TOLERANCE**2 * size:
             break
         if by_gram:  # of the rows that have changed
-            gram[partial] = new @ filled.T
+            gram[partial] = rows @ filled.T
             gram[:, partial] = gram[partial].T
+
+
+def _sum_of_squares(x: np.ndarray) -> float:
+    return float(np.einsum("ij,ij->i", x, x).sum(dtype=np.float64))
 
 
 def _rows_by_components(filled: np.ndarray, rows: np.ndarray, threshold: float, rank: int, seed: int) -> np.ndarray:
@@ -89,7 +94,7 @@ def _rows_by_components(filled: np.ndarray, rows: np.ndarray, threshold: float, 
 
 
 def _rows_by_gram(filled: np.ndarray, gram: np.ndarray, rows: np.ndarray, threshold: float, rank: int) -> np.ndarray:
-    """:func:`_rows_by_components` of wide data, as combinations of all rows, whose Gram matrix is known.
+    """:func:`_rows_by_components` of wide data, from the Gram matrix of all rows.
 
     Only components above the threshold are found, and no centred copy of the rows is made.
     """
@@ -97,9 +102,9 @@ def _rows_by_gram(filled: np.ndarray, gram: np.ndarray, rows: np.ndarray, thresh
     centred = gram - row_mean - row_mean[:, None] + row_mean.mean()
     values, vectors = linalg.eigh(centred, subset_by_value=(max(threshold**2, np.finfo(np.float64).tiny), np.inf))
     singular, vectors = np.sqrt(values[-rank:]), vectors[:, -rank:]
-    weights = (vectors[rows] * (1.0 - threshold / singular)) @ vectors.T
-    weights -= weights.mean(axis=1, keepdims=True)  # so that the mean drops out
-    return np.asarray(filled.mean(axis=0) + weights.astype(filled.dtype) @ filled)
+    along = vectors.T.astype(filled.dtype) @ filled  # the vectors are centred, so that the mean drops out
+    shrunk = vectors[rows] * (1.0 - threshold / singular)
+    return np.asarray(filled.mean(axis=0) + shrunk.astype(filled.dtype) @ along)
 
 
 def leading_components(x: np.ndarray, rank: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -74,7 +74,7 @@ class Axes(NamedTuple):
     def points(self, coordinates: np.ndarray) -> np.ndarray:
         """Rows (..., r) of coordinates along the first axes, about the rows' mean, as points of R^D, (..., D)."""
         along = coordinates @ self.matrix[:, : coordinates.shape[-1]].T
-        return along + (self.matrix @ self.origin).astype(along.dtype)
+        return along + self.matrix @ self.origin.astype(self.matrix.dtype)
 
 
 def principal_coordinates(x: Rows) -> RowSpace:

@@ -15,6 +15,11 @@ from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.row_space import Axes, axes_of, principal_coordinates, uses_row_space
 from geode_jax.rows.view import Overlay, Rows, as_array, divide, taken
 
+# What a row's observed features are off a subspace takes a product with all axes of the row space, where in R^D it
+# takes one with the subspace's directions. So the axes, times the share of rows with missing entries, are at most this
+# many: with more, coordinates took longer.
+MOST_AXES = 400
+
 
 class Training(NamedTuple):
     """Rows without missing entries.
@@ -24,9 +29,9 @@ class Training(NamedTuple):
     - `folds`: fold of each row, (n,), -1 for a row in none; None where statistics are in sample.
     - `is_observed`: (n, D), which entries were not filled; None where none were.
     - `without`: for each fold, the rows that had missing entries, (n_m, d'), as filled by dictionaries without that
-      fold; None where no entry was filled.
+      fold; None where no entry was filled, or there are no more than two folds.
     - `processes`: those that the rows are divided among; `x`, `folds` and all indices are of this process's rows.
-    - `axes`: where the coordinates are in R^D, for rows of which some were filled; None where `x` has all features.
+    - `axes`: where coordinates of rows of which some were filled are in R^D; else None.
     """
 
     x: Rows
@@ -90,29 +95,27 @@ class Training(NamedTuple):
             axes=self.axes,
         )
 
-    @property
-    def num_versions(self) -> int:
-        """Number of rows that dictionaries are learned from, those with missing entries once for each filling."""
-        return self.num_rows + sum(rows.size for rows in self._kept_of_partial())
-
     def _kept_of_partial(self) -> list[np.ndarray]:
         """For each fold, which of the partial rows are outside it: places in :attr:`partial`."""
         own = self.folds_of(self.partial)
         return [np.flatnonzero(own != fold) for fold in range(len(self.without or []))]
 
     def in_row_space(self) -> "Training":
-        """Rows of which some were filled, in coordinates of the space that they span; as they are if that saves little.
+        """Rows of which some were filled, in coordinates along axes of the space that they span.
 
-        It is spanned by them as filled for every fold.
+        It holds rows with missing entries as filled for every fold. Where that would save little, and where no row was
+        filled, the rows as they are.
         """
-        if self.is_observed is None or not uses_row_space(self.num_versions, self.num_features):
-            return self
         kept, partial = self._kept_of_partial(), self.partial
+        num_versions = self.num_rows + sum(rows.size for rows in kept)
+        is_cheap = partial.size * num_versions <= MOST_AXES * self.num_rows
+        if self.is_observed is None or not (is_cheap and uses_row_space(num_versions, self.num_features)):
+            return self
         outside = [filled[rows] for filled, rows in zip(self.without or [], kept, strict=True)]
-        parts = [as_array(self.x), *outside]
-        versions = np.concatenate(parts)
+        versions = np.concatenate([as_array(self.x), *outside]) if outside else as_array(self.x)
         space = principal_coordinates(versions)
-        own, *found = np.split(space.coordinates, np.cumsum([len(part) for part in parts])[:-1])
+        ends = np.cumsum([self.x.shape[0], *(rows.size for rows in kept)])
+        own, *found = np.split(space.coordinates, ends[:-1])
         without = []
         for rows, coordinates in zip(kept, found, strict=True):
             filled = own[partial]  # a fold's own rows are not used without it
