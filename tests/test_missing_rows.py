@@ -19,7 +19,7 @@ from geode_jax.interop.numpyro import GeodeKernel
 from geode_jax.learning import factor_fill, first_fill, soft_impute
 from geode_jax.learning.factor_fill import fill_by_factors, learn_factors, means_given
 from geode_jax.learning.first_fill import fill_low_rank
-from geode_jax.learning.soft_impute import choose_threshold, fill_by_soft_impute
+from geode_jax.learning.soft_impute import _rows_by_components, choose_threshold, fill_by_soft_impute
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
 
@@ -306,9 +306,48 @@ def test_few_folds_leave_directions_to_fill_by(factor_rows, num_folds, depth, mo
         found = fill.fill_conditionally(training, plan, [0], lambda *_: None)
         alone = fill._fill(training, plan, [0], [fill._own_fillers(training)], lambda *_: None)
     np.testing.assert_array_equal(found.x[training.partial], alone[0])
+    assert (found.without is None) == (num_folds == 2)
     for fold in range(num_folds):
         used = is_hidden & (training.folds != fold)[:, None]
         assert np.abs(found.without_fold(fold)[:] - factor_rows)[used].mean() < 0.6 * np.abs(factor_rows[used]).mean()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 3.0, 1e3])
+@pytest.mark.parametrize("partial", [np.arange(30), np.array([3, 17])])
+def test_soft_impute_of_wide_tables(threshold, partial):
+    """From their Gram matrix: the same rows as from their components."""
+    x = np.random.default_rng(0).normal(size=(30, 80)) + 0.5
+    found = soft_impute._rows_by_gram(x, x @ x.T, partial, threshold, 8)
+    np.testing.assert_allclose(found, soft_impute._rows_by_components(x, partial, threshold, 8, 0), atol=1e-10)
+
+
+def test_the_gram_matrix_follows_the_fills(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)) @ rng.normal(size=(3, 90)) + 0.1 * rng.normal(size=(40, 90))
+    is_observed = np.ones(x.shape, dtype=bool)
+    is_observed[[2, 5, 30]] = rng.random((3, 90)) > 0.3
+    found = fill_by_soft_impute(x, is_observed, 8, 3, 0)
+    monkeypatch.setattr(soft_impute, "_rows_by_gram", lambda filled, _, *rest: _rows_by_components(filled, *rest, 0))
+    np.testing.assert_allclose(found, fill_by_soft_impute(x, is_observed, 8, 3, 0), atol=1e-8)
+
+
+def test_first_fill_is_chosen_on_some_features(monkeypatch):
+    """Another choice than on all of them may result, which fills no worse."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 200)) + 0.1 * rng.normal(size=(60, 200))
+    x *= np.geomspace(0.1, 10.0, 200)
+    is_observed = rng.random(x.shape) > 0.2
+    given = mock.Mock(wraps=choose_threshold)
+    monkeypatch.setattr(first_fill, "choose_threshold", given)
+    errors = []
+    for enough in (200, 100):
+        monkeypatch.setattr(first_fill, "ENOUGH_FEATURES", enough)
+        monkeypatch.setattr(first_fill, "FEATURES_PER_ROW", 1)
+        filled = fill_low_rank(np.where(is_observed, x, np.nan), is_observed, 20, 0)
+        errors.append(np.abs((filled - x)[~is_observed] / x.std(axis=0).mean()).mean())
+        assert given.call_args.args[0].shape == (60, enough)
+        np.testing.assert_array_equal(given.call_args.args[1].shape, (60, enough))
+    assert errors[1] < 1.1 * errors[0]
 
 
 def test_soft_impute_of_large_tables(monkeypatch):

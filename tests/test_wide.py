@@ -18,7 +18,7 @@ from geode_jax.forest import choices, dictionaries, trees
 from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import plan_of
 from geode_jax.interop.numpyro import PosteriorPredictive
-from geode_jax.learning import feature_noise
+from geode_jax.learning import evidence, feature_noise
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.evidence import cross_fitted_evidence, statistics_at, statistics_at_node
 from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
@@ -157,13 +157,18 @@ def test_filled_rows_in_their_row_space(num_folds, monkeypatch):
     np.testing.assert_allclose(mapped.centres[is_needed], theirs.centres[is_needed], atol=1e-10)
     for mine, other in zip(mapped.bases[is_needed], theirs.bases[is_needed], strict=True):
         np.testing.assert_allclose(mine @ mine.T, other @ other.T, atol=1e-8)
-    # of some rows, at several nodes and at one
-    for function in (statistics_at, lambda *rest: (statistics_at_node(*rest[:3], 2), None)):
-        found, expected = (
-            function(own, np.arange(5, 40), subspaces, np.array([0, 2, 4]))[0]
-            for own, subspaces in ((inside, ours), (training, theirs))
-        )
-        np.testing.assert_allclose(found[0], expected[0], rtol=1e-8)
+    # of some rows, at several nodes and at one, in many blocks
+    monkeypatch.setattr(evidence, "RESIDUAL_NUMBERS", 3 * inside.x.shape[1] * 5)
+    monkeypatch.setattr(evidence, "PRODUCT_NUMBERS", 3 * 5 * 50)
+    rows, nodes = np.arange(5, 40), np.array([0, 2, 4])
+    found, expected = (
+        statistics_at(own, rows, subspaces, nodes) for own, subspaces in ((inside, ours), (training, theirs))
+    )
+    alone = statistics_at_node(inside, rows, ours, 2)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-8)
+    np.testing.assert_allclose(found[1].sum(axis=2), expected[1].sum(axis=2), rtol=1e-8)
+    for one, several in zip(alone, found, strict=True):
+        np.testing.assert_allclose(one, several[1], rtol=1e-10)
     found, expected = (
         cross_fitted_evidence(own, partition, subspaces) for own, subspaces in ((inside, ours), (training, theirs))
     )
@@ -180,7 +185,7 @@ def test_filled_rows_in_their_row_space(num_folds, monkeypatch):
     np.testing.assert_allclose(span.centres, expected.span.centres, atol=1e-10)
     for mine, other in zip(span.bases, expected.span.bases, strict=True):
         np.testing.assert_allclose(mine @ mine.T, other @ other.T, atol=1e-8)
-    monkeypatch.setattr(rows_of_training, "uses_row_space", lambda *_: False)
+    monkeypatch.setattr(rows_of_training, "MOST_AXES", 12 * inside.x.shape[1] / 40)  # one axis is missing, of the mean
     assert training.in_row_space() is training
 
 

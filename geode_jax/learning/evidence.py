@@ -329,24 +329,33 @@ def statistics_at(
 
         parallel_map(fill, range(nodes.size))
         return residual, squared
-    partial = np.flatnonzero(~seen[rows].all(axis=1))
+    is_partial = np.zeros(rows.size, dtype=bool)
+    for some in slices(rows.size, seen.shape[1]):
+        is_partial[some] = ~seen[rows[some]].all(axis=1)
 
     def fill_in_space(index: int) -> None:
         for block, left, along in _blocks_at_node(training, rows, subspaces, int(nodes[index])):
             squared[index, block], residual[index, block] = np.square(along), np.square(left).sum(axis=1)
 
-    def fill_partial(some: np.ndarray) -> None:
-        residuals = np.zeros((nodes.size, some.size, training.x.shape[1]), dtype=dtype)
-        for index, node in enumerate(nodes.tolist()):
-            for block, left, _ in _blocks_at_node(training, rows[some], subspaces, node):
-                residuals[index, block] = left
-        residual[:, some] = _observed_squares(residuals, seen[rows[some]], axes)
-
     parallel_map(fill_in_space, range(nodes.size))
-    if partial.size > 0:
-        size = max(1, RESIDUAL_NUMBERS // (nodes.size * training.x.shape[1]))
-        parallel_map(fill_partial, np.array_split(partial, -(-partial.size // size)))
+    partial = np.flatnonzero(is_partial)
+    for some in slices(partial.size, nodes.size * training.x.shape[1], numbers=RESIDUAL_NUMBERS):
+        at = partial[some]
+        residuals = _residuals_at(training, rows[at], subspaces, nodes)
+        residual[:, at] = _observed_squares(residuals, seen[rows[at]], axes)
     return residual, squared
+
+
+def _residuals_at(training: Training, rows: np.ndarray, subspaces: Subspaces, nodes: np.ndarray) -> np.ndarray:
+    """Residuals of some rows off the subspaces of some nodes, (K', m, d')."""
+    residuals = np.zeros((nodes.size, rows.size, training.x.shape[1]), dtype=training.x.dtype)
+
+    def fill(index: int) -> None:
+        for block, left, _ in _blocks_at_node(training, rows, subspaces, int(nodes[index])):
+            residuals[index, block] = left
+
+    parallel_map(fill, range(nodes.size))
+    return residuals
 
 
 def statistics_at_node(

@@ -17,8 +17,8 @@ HELD_OUT_SHARE = 0.05
 # Up to this many entries the matrices are too small for several threads. These wait for each other where another
 # process uses the cores.
 _SMALL = 2**20
-# Rows and features on which the ways are compared; more do not help. With few features for its rows, noise adds more to
-# the largest singular value, of which thresholds are shares.
+# Rows and features on which the ways are compared; more do not help. Where a sample has few features for its rows,
+# noise adds more to the largest singular value, of which thresholds are shares.
 LARGEST_SAMPLE, ENOUGH_FEATURES, FEATURES_PER_ROW = 4000, 2000, 4
 # Numbers of factors that are tried, as long as a step's work, n D d^2, is bounded; at 8 factors or fewer, its memory.
 NUM_FACTORS, MOST_WORK = (1, 2, 3, 5, 8, 12, 18, 27), 2**31

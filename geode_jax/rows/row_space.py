@@ -2,7 +2,9 @@
 
 All that stage one needs from complete rows, distances and directions, lies in the space that the rows span. With n rows
 in R^D it works on at most n coordinates instead of D. Dictionaries stay in coordinates where they would be large with
-all features: those of 8 trees over 100,000 features would take 40 GB.
+all features: those of 8 trees over 100,000 features would take 40 GB. Statistics of rows with missing entries are over
+their observed features, so final dictionaries are then in R^D; but where few rows miss something, choices and
+candidates are found in coordinates of the space that all rows span as filled.
 """
 
 from collections.abc import Iterator

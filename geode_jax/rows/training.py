@@ -1,7 +1,7 @@
 """The rows that stage one learns from, with their folds, their mask of observed entries, and how they were filled.
 
 A filled entry depends on the rows it was filled from, their noise included. So the dictionary without a fold is learned
-from rows that were filled by dictionaries without that fold, if there are more than two folds. Otherwise the fold's
+from rows that were filled by dictionaries without that fold, if there are more than two folds. Were it not, the fold's
 held-out density would be too high, and choices made by it would take noise for directions. (`forest/fill.py` says what
 dependence remains.)
 """
@@ -15,7 +15,7 @@ from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.row_space import Axes, axes_of, principal_coordinates, uses_row_space
 from geode_jax.rows.view import Overlay, Rows, as_array, divide, taken
 
-# What a row's observed features are off a subspace takes a product with all axes of the row space, where in R^D it
+# How far a row's observed features are from a subspace takes a product with all axes of the row space, where in R^D it
 # takes one with the subspace's directions. So the axes, times the share of rows with missing entries, are at most this
 # many: with more, coordinates took longer.
 MOST_AXES = 400
