@@ -122,6 +122,8 @@ OLDER = (
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
     " `scenarios` with 15,000 features.",
     "- Refined cuts: iris and the curved sheet in `gpu`.",
+    "- Rows with missing values in coordinates of the space that all rows span, and first fills chosen on some of very"
+    " many features: times of stage one in `missing_time` (in a trial they became shorter).",
     "- The centre of a cell whose rows are all of one fold (few of the smallest cells), and, where classes have missing"
     " values, first fills about the means of a class: what was fitted before 2026-11-29. Of that day are"
     " `refined_cuts`, `stage_one`, `contention`, `scenarios` with 10,000 features, digits and Frey faces in"

@@ -88,7 +88,7 @@ def _choose_in_row_space(training: Training, plan: Plan, partition: Partition, s
     coordinates save work.
     """
     is_tried = plan.tries_spans or plan.seeks_rank or plan.span_rank > 0
-    inside = training.in_row_space() if is_tried else training
+    inside = training.in_row_space(plan.max_rank) if is_tried else training
     chosen = choose(inside, plan, partition, seed)
     if chosen.span is None or inside.axes is None:
         return chosen

@@ -115,8 +115,8 @@ def _fill(
     """
     partitions, scales = grow_trees(training, plan, seeds, show)
     scaled = training._replace(x=as_array(View(training.x, scales)))
-    inside = scaled.in_row_space()
     max_rank, folds = plan.max_rank, training.folds
+    inside = scaled.in_row_space(max_rank)
     if plan.seeks_rank:
         first = learn_subspaces(inside.x, partitions[0], plan.subspaces(max_rank, seeds[0]), folds)
         needed = cross_fitted_evidence(inside, partitions[0], first).needed_rank()

@@ -17,8 +17,8 @@ from geode_jax.rows.view import Overlay, Rows, as_array, divide, taken
 
 # How far a row's observed features are from a subspace takes a product with all axes of the row space, where in R^D it
 # takes one with the subspace's directions. So the axes, times the share of rows with missing entries, are at most this
-# many: with more, coordinates took longer.
-MOST_AXES = 400
+# many times the directions: with more, coordinates took longer.
+AXES_PER_DIRECTION = 4
 
 
 class Training(NamedTuple):
@@ -100,15 +100,15 @@ class Training(NamedTuple):
         own = self.folds_of(self.partial)
         return [np.flatnonzero(own != fold) for fold in range(len(self.without or []))]
 
-    def in_row_space(self) -> "Training":
+    def in_row_space(self, num_directions: int) -> "Training":
         """Rows of which some were filled, in coordinates along axes of the space that they span.
 
-        It holds rows with missing entries as filled for every fold. Where that would save little, and where no row was
-        filled, the rows as they are.
+        It holds rows with missing entries as filled for every fold. Where that would save little, with so many
+        directions to a subspace, and where no row was filled, the rows as they are.
         """
         kept, partial = self._kept_of_partial(), self.partial
         num_versions = self.num_rows + sum(rows.size for rows in kept)
-        is_cheap = partial.size * num_versions <= MOST_AXES * self.num_rows
+        is_cheap = partial.size * num_versions <= AXES_PER_DIRECTION * num_directions * self.num_rows
         if self.is_observed is None or not (is_cheap and uses_row_space(num_versions, self.num_features)):
             return self
         outside = [filled[rows] for filled, rows in zip(self.without or [], kept, strict=True)]
