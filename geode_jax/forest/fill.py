@@ -50,10 +50,10 @@ def fill_conditionally(training: Training, plan: Plan, seeds: list[int], show: S
 
     A row is filled by dictionaries that left its fold out: one that was learned from the row would reproduce what the
     row was filled with before. And where rows are to train the dictionary without some fold, the last round fills them
-    by dictionaries that left out that fold too, if there are more than two folds. Otherwise that dictionary would
-    depend on the fold's rows, and intervals would be too narrow. The first fill and the rounds before the last use all
-    rows, and the last takes candidate nodes from dictionaries without the row's own fold only, and the parameters of
-    nodes from all rows; a dependence through these remains.
+    by dictionaries that left out that fold too, if there are more than two folds. Were this not done, that dictionary
+    would depend on the fold's rows, and intervals would be too narrow. The first fill and the rounds before the last
+    use all rows, and the last takes candidate nodes from dictionaries without the row's own fold only, and the
+    parameters of nodes from all rows; a dependence through these remains.
     """
     own = _own_fillers(training)
     training = _settle(training, plan, seeds[0], own, part_of(show, 0.0, 0.5))
@@ -163,7 +163,7 @@ def _fillers(training: Training) -> list[_Fillers]:
     """:func:`_own_fillers`, and a line for each dictionary without a fold: by one that left out the row's fold too.
 
     These lines have dictionaries of their own. All dictionaries that are learned together get the smallest rank, and
-    those without two folds have the fewest rows. With two folds no rows would be left.
+    those without two folds have the fewest rows. With two folds no rows would be left, and there are no such lines.
     """
     holdouts, own_line = _own_fillers(training)
     own, num_folds = (own_line[0] - 1).tolist(), len(holdouts) - 1

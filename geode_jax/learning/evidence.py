@@ -319,30 +319,26 @@ def statistics_at(
 
     From the dictionaries without the rows' folds; from that of all rows if the rows have no folds.
     """
-    dtype, seen, axes = training.x.dtype, training.is_observed, training.axes
-    residual = np.zeros((nodes.size, rows.size), dtype=dtype)
-    squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=dtype)
-    if seen is None or axes is None:
-
-        def fill(index: int) -> None:
-            residual[index], squared[index] = statistics_at_node(training, rows, subspaces, int(nodes[index]))
-
-        parallel_map(fill, range(nodes.size))
+    seen, axes = training.is_observed, training.axes
+    if seen is not None and axes is not None:
+        # of complete rows over all features, in coordinates; then those of the others
+        residual, squared = statistics_at(training._replace(is_observed=None), rows, subspaces, nodes)
+        is_partial = np.zeros(rows.size, dtype=bool)
+        for some in slices(rows.size, seen.shape[1]):
+            is_partial[some] = ~seen[rows[some]].all(axis=1)
+        partial = np.flatnonzero(is_partial)
+        for some in slices(partial.size, nodes.size * training.x.shape[1], numbers=RESIDUAL_NUMBERS):
+            at = partial[some]
+            residuals = _residuals_at(training, rows[at], subspaces, nodes)
+            residual[:, at] = _observed_squares(residuals, seen[rows[at]], axes)
         return residual, squared
-    is_partial = np.zeros(rows.size, dtype=bool)
-    for some in slices(rows.size, seen.shape[1]):
-        is_partial[some] = ~seen[rows[some]].all(axis=1)
+    residual = np.zeros((nodes.size, rows.size), dtype=training.x.dtype)
+    squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=training.x.dtype)
 
-    def fill_in_space(index: int) -> None:
-        for block, left, along in _blocks_at_node(training, rows, subspaces, int(nodes[index])):
-            squared[index, block], residual[index, block] = np.square(along), np.square(left).sum(axis=1)
+    def fill(index: int) -> None:
+        residual[index], squared[index] = statistics_at_node(training, rows, subspaces, int(nodes[index]))
 
-    parallel_map(fill_in_space, range(nodes.size))
-    partial = np.flatnonzero(is_partial)
-    for some in slices(partial.size, nodes.size * training.x.shape[1], numbers=RESIDUAL_NUMBERS):
-        at = partial[some]
-        residuals = _residuals_at(training, rows[at], subspaces, nodes)
-        residual[:, at] = _observed_squares(residuals, seen[rows[at]], axes)
+    parallel_map(fill, range(nodes.size))
     return residual, squared
 
 

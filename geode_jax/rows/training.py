@@ -1,9 +1,9 @@
 """The rows that stage one learns from, with their folds, their mask of observed entries, and how they were filled.
 
 A filled entry depends on the rows it was filled from, their noise included. So the dictionary without a fold is learned
-from rows that were filled by dictionaries without that fold, if there are more than two folds. Were it not, the fold's
-held-out density would be too high, and choices made by it would take noise for directions. (`forest/fill.py` says what
-dependence remains.)
+from rows that were filled by dictionaries without that fold, if there are more than two folds. Were this not done, the
+fold's held-out density would be too high, and choices made by it would take noise for directions. (`forest/fill.py`
+says what dependence remains.)
 """
 
 from typing import NamedTuple
