@@ -1,11 +1,11 @@
 """Stage one's memory and time beside the data's size: memory-mapped input, blocked work.
 
 Peaks are of all memory that the process takes for itself (NumPy's, JAX's, BLAS's), above what it had before, without
-the file's own pages; Linux only. One tree; rows on a curved set of 5 dimensions, and
-noise. Every problem has a process of its own, which before has learned from a small one of its kind: imports, compiled
-programs, threads and BLAS's work space are there already.
+the file's own pages; Linux only. One tree; rows on a curved set of 5 dimensions, and noise. Every problem has a process
+of its own, which before has learned from a small one of its kind: imports, compiled programs, threads and BLAS's work
+space are there already. Results are written after each problem: a run goes on where the last one ended.
 
-python -m benchmarks.memory [--quick] [--shapes N,D ...]
+python -m benchmarks.memory [--quick] [--shapes N,D[,SHARE] ...] [--fresh]
 """
 
 import argparse
@@ -20,7 +20,7 @@ import numpy as np
 
 import geode_jax
 from benchmarks.candidates import curved_rows
-from benchmarks.common import alone, memory_bytes, timed, write_result
+from benchmarks.common import alone, earlier_rows, memory_bytes, timed, write_result
 from benchmarks.tables import load, table
 from geode_jax._runtime.buffers import release_free_memory
 from geode_jax.fitting.memory import bytes_needed
@@ -28,7 +28,8 @@ from geode_jax.forest.learn import plan_of
 from geode_jax.partition.neighbours import EXACT_MAX_FEATURES, EXACT_MAX_ROWS, uses_exact_search
 from geode_jax.rows.row_space import uses_row_space
 
-SHAPES = ((60_000, 784), (600, 15_000), (1_000_000, 100))
+# Rows, features, and the share of rows that miss a random half of their features.
+SHAPES = ((60_000, 784, 0.0), (600, 15_000, 0.0), (1_000_000, 100, 0.0), (60_000, 128, 0.1), (500, 10_000, 0.2))
 NO_DRAWS = geode_jax.SamplerSettings(num_samples=1)
 
 
@@ -53,28 +54,39 @@ class AnonymousPeak:
             time.sleep(0.005)
 
 
-def measure(num_rows: int, num_features: int, settings: geode_jax.DictionarySettings) -> dict[str, Any]:
+def hide(x: np.ndarray, share: float) -> None:
+    """A share of the rows loses a random half of its features, in place."""
+    rng = np.random.default_rng(1)
+    for row in rng.choice(len(x), round(share * len(x)), replace=False):
+        x[row, rng.random(x.shape[1]) < 0.5] = np.nan
+
+
+def measure(num_rows: int, num_features: int, share: float, settings: geode_jax.DictionarySettings) -> dict[str, Any]:
     """One problem, after small ones for what is not the data's."""
     shapes = [(300, 3000) if uses_row_space(num_rows, num_features) else (2000, 200)]
     if not uses_exact_search(num_rows, num_features):
         shapes.append((EXACT_MAX_ROWS + 1000, EXACT_MAX_FEATURES + 2))
     for shape in shapes:
         small = geode_jax.DictionarySettings(num_trees=1, max_rank=shape[1] // 10, depth=2)
-        geode_jax.learn_forest(jax.random.key(0), curved_rows(*shape, np.empty(shape, np.float32)), dictionary=small)
+        first = curved_rows(*shape, np.empty(shape, np.float32))
+        hide(first, share)
+        geode_jax.learn_forest(jax.random.key(0), first, dictionary=small)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.npy"
         rows = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, num_features))
         curved_rows(num_rows, num_features, rows)
+        hide(rows, share)
         rows.flush()
         x = np.load(path, mmap_mode="r")
         times: dict[str, float] = {}
         release_free_memory()  # what the small ones had would else be taken again unseen
         with AnonymousPeak() as used, timed(times, "seconds"):
             forest = geode_jax.learn_forest(jax.random.key(0), x, dictionary=settings)
-    kept = jax.tree.leaves((forest.dictionary, forest.statistics))
+    kept = jax.tree.leaves((forest.dictionary, forest.statistics, forest.partial))
     return {
         "rows": num_rows,
         "features": num_features,
+        "incomplete": share,
         "depth": forest.dictionary.tree.depth,
         "rank": forest.found.rank,
         "data MiB": x.nbytes / 2**20,
@@ -92,12 +104,14 @@ def tables() -> list[str]:
         "",
         "Memory-mapped float32 rows near a curved set of 5 dimensions, one tree, rank 20. All over the size of the"
         " data: what `fit` expects before it starts, when it warns of too little memory; the peak of all memory that"
-        " the process takes for itself, above what it had before; and what stage one hands to the sampler:",
+        " the process takes for itself, above what it had before; and what stage one hands to the sampler. Incomplete"
+        " rows miss a random half of their features:",
         "",
     ]
     rows = [
         [
             f"{row['rows']:,} x {row['features']:,}",
+            f"{row['incomplete']:.0%}",
             str(row["depth"]),
             f"{row['data MiB']:.0f}",
             f"{row['told over data']:.2f}" if "told over data" in row else "",
@@ -108,7 +122,16 @@ def tables() -> list[str]:
         for row in record["rows"]
     ]
     return lines + table(
-        ["rows x D", "depth", "data, MiB", "expected over data", "peak over data", "handed over, over data", "seconds"],
+        [
+            "rows x D",
+            "incomplete rows",
+            "depth",
+            "data, MiB",
+            "expected over data",
+            "peak over data",
+            "handed over, over data",
+            "seconds",
+        ],
         rows,
     )
 
@@ -116,17 +139,26 @@ def tables() -> list[str]:
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
-    parser.add_argument("--shapes", nargs="+", help="rows,features of each problem")
+    parser.add_argument("--shapes", nargs="+", help="rows,features of each problem, and the share of incomplete rows")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs have found")
     options = parser.parse_args(arguments)
-    shapes = [tuple(map(int, text.split(","))) for text in options.shapes or []] or list(SHAPES)
-    rows = []
-    for num_rows, num_features in [(2000, 60)] if options.quick else shapes:
+    run_settings = {"trees": 1}
+    rows = [] if options.quick or options.fresh else earlier_rows("memory", run_settings)
+    found = {(row["rows"], row["features"], row["incomplete"]) for row in rows}
+    shapes = [_shape(text) for text in options.shapes or []] or list(SHAPES)
+    missing = [shape for shape in shapes if shape not in found]
+    for num_rows, num_features, share in [(2000, 60, 0.05)] if options.quick else missing:
         settings = geode_jax.DictionarySettings(num_trees=1, max_rank=20, depth=2 if options.quick else None)
-        rows.append(alone(measure, num_rows, num_features, settings))
+        rows.append(alone(measure, num_rows, num_features, share, settings))
         print(rows[-1], flush=True)
         if not options.quick:
-            write_result("memory", {"trees": 1}, rows)
+            write_result("memory", run_settings, rows)
     return rows
+
+
+def _shape(text: str) -> tuple[int, int, float]:
+    num_rows, num_features, *share = text.split(",")
+    return int(num_rows), int(num_features), float(share[0]) if share else 0.0
 
 
 if __name__ == "__main__":
