@@ -48,14 +48,14 @@ def learn(
     `on_rank` is called once the trees and the number of directions are known, before the dictionaries are.
     """
     partitions, scales = grow_trees(training, plan, seeds, show)
-    training = training.divided(scales)
+    in_features = training = training.divided(scales)
     x = training.x
     is_complete = training.is_observed is None
     space = principal_coordinates(x) if is_complete and uses_row_space(training.num_rows, x.shape[1]) else None
     if space is not None:
         training = training._replace(x=space.coordinates)
     show(0.5, "shared span, rank")
-    chosen = _choose_in_row_space(training, plan, partitions[0], seeds[0])
+    chosen = _choose_in_row_space(training, plan, partitions[0], seeds[0], in_features)
     release_free_memory()
     on_rank(partitions, chosen.rank)
     trees = [(partition, plan.subspaces(chosen.rank, seed)) for partition, seed in zip(partitions, seeds, strict=True)]
@@ -66,12 +66,12 @@ def learn(
             x, chosen.roots, trees, folds, lambda share: show(0.5 + 0.5 * share, "learning dictionaries"), known
         )
         own = chosen.roots[0]
-        training = whiten_training(training, chosen.roots)
+        training = whiten_training(in_features, chosen.roots)
         return Learned(training, partitions, found, scales * own.unit, None, own.matrix, chosen._replace(first=None))
     axes = None
     if space is not None:
         axes = axes_of(x, space, None if chosen.span is None else chosen.span.bases[0])
-    del x, space
+    del x, in_features, space
     release_free_memory()
     subspaces: list[Subspaces] = []
     root_cells = learn_root_cells(training, trees[0][1]) if chosen.span is None else None
@@ -81,7 +81,9 @@ def learn(
     return Learned(training, partitions, subspaces, scales, axes, None, chosen)
 
 
-def _choose_in_row_space(training: Training, plan: Plan, partition: Partition, seed: int) -> Chosen:
+def _choose_in_row_space(
+    training: Training, plan: Plan, partition: Partition, seed: int, in_features: Training
+) -> Chosen:
     """:func:`choose`, of filled rows in coordinates of their row space where there are few for their features.
 
     Their dictionaries are learned in R^D, which the sampler needs: only the trials have so many more directions that
@@ -89,7 +91,7 @@ def _choose_in_row_space(training: Training, plan: Plan, partition: Partition, s
     """
     is_tried = plan.tries_spans or plan.seeks_rank or plan.span_rank > 0
     inside = training.in_row_space(plan.max_rank) if is_tried else training
-    chosen = choose(inside, plan, partition, seed)
+    chosen = choose(inside, plan, partition, seed, in_features)
     if chosen.span is None or inside.axes is None:
         return chosen
     return chosen._replace(span=chosen.span.in_features(inside.axes))
