@@ -31,6 +31,13 @@ LOG_PROBABILITY = Rule("numbers of at most 0", lambda values, _: bool((values <=
 SHARE = Rule("numbers between 0 and 1", lambda values, _: bool(((values >= 0) & (values <= 1 + 1e-5)).all()))
 
 
+def _is_decreasing(values: np.ndarray, _: Sizes) -> bool:
+    return bool((np.isfinite(values) & (values > 0)).all() and (np.diff(values) <= 0).all())
+
+
+DECREASING = Rule("positive finite numbers, none above the one before it", _is_decreasing)
+
+
 def _is_root(values: np.ndarray, _: Sizes) -> bool:
     largest = np.abs(values).max(initial=0.0)
     if not np.isfinite(largest) or np.abs(values - values.T).max(initial=0.0) > 1e-6 * largest:

@@ -204,6 +204,7 @@ def posterior_of(
         noise_root=forest.noise_root,
         row_space=forest.row_space,
         features=forest.features,
+        noise_deviation=forest.noise_deviation,
     )
     posterior = dataclasses.replace(posterior, lost_mass=lost_mass(forest, posterior))
     return posterior if mesh is None else posterior.replicated(mesh)

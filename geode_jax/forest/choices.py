@@ -39,14 +39,8 @@ class Chosen(NamedTuple):
     first: Subspaces | None = None
 
 
-def choose(
-    training: Training, plan: Plan, partition: Partition, seed: int, in_features: Training | None = None
-) -> Chosen:
-    """Choose the span or noise covariance, and the rank, of all dictionaries, judged on the first tree.
-
-    `in_features`: the rows in R^D, where the noise has a covariance, if `training` has coordinates of their row space.
-    """
-    in_features = training if in_features is None else in_features
+def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> Chosen:
+    """Choose the span or noise covariance, and the rank, of all dictionaries, judged on the first tree."""
     if plan.span_rank > 0:
         return _given_span(training, plan, seed)
     if not (plan.tries_spans or plan.tries_noise_covariance or plan.seeks_rank):
@@ -60,7 +54,7 @@ def choose(
     noise = _nothing(plain)
     if plan.tries_noise_covariance:
         release_free_memory()
-        noise = _judge_noise(in_features.judging(LARGEST_SAMPLE), plan, partition, options, plain)
+        noise = _judge_noise(judging, plan, partition, options, plain)
     taken = noise if noise.gain > span.gain else span
     shared, roots, rank, first = taken.span, None, taken.rank, None
     # the trials may have used the folds of only some rows
@@ -69,11 +63,7 @@ def choose(
         shared = shared if is_whole else learn_whole_span(training, seed, shared.bases.shape[2])
         rank = min(rank, shared.bases.shape[2])
     elif taken.noise is not None:
-        own = (
-            taken.noise.covariances
-            if is_whole
-            else learn_covariances(in_features.x, training.own_folds, training.processes)
-        )
+        own = taken.noise.covariances if is_whole else learn_covariances(training)
         roots = own.roots(taken.noise.deviation)
         first = taken.noise.subspaces if is_whole and rank == options.max_rank else None
     about_span = _told(span, taken, "none", "a noise covariance gains more")

@@ -7,7 +7,16 @@ import jax
 import numpy as np
 
 from geode_jax._files.archive import decode_as, encode, fields_of, within
-from geode_jax._files.schema import NOT_NEGATIVE, POSITIVE, POSITIVE_DEFINITE, Member, check_arrays, members_of, up_to
+from geode_jax._files.schema import (
+    DECREASING,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_DEFINITE,
+    Member,
+    check_arrays,
+    members_of,
+    up_to,
+)
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, Float
 from geode_jax.model.borrowed import Borrowed
@@ -39,7 +48,8 @@ class Forest(eqx.Module):
     Made by :func:`geode_jax.learn_forest`; arrays of `dictionary` and `statistics` have a leading axis F. Everything is
     in model coordinates ``x = R^{-1} (y - shift) / scale``, with `shift` and `scale` of shape (D,) in float64 and R the
     `noise_root`, (V, V); None is the identity. `features`, (V,): those that vary, which x has; None is all D. With a
-    `row_space` they are coordinates in that, and the distance from it (see :class:`geode_jax.Posterior`).
+    `row_space` they are coordinates in that, and the distance from it; R is then given by the `noise_deviation` (see
+    :class:`geode_jax.Posterior`).
     `dictionary_settings` are those the user gave; `found` is what was chosen where they left it open, and why.
     """
 
@@ -55,6 +65,7 @@ class Forest(eqx.Module):
     noise_root: np.ndarray | None = None
     row_space: Float[Array, "V p"] | None = None
     features: np.ndarray | None = None
+    noise_deviation: np.ndarray | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -100,7 +111,8 @@ class Forest(eqx.Module):
             "scale": self.scale,
             "tree.is_present": np.asarray(self.dictionary.tree.is_present),
         }
-        optional = {"noise_root": self.noise_root, "row_space": self.row_space, "features": self.features}
+        names = "noise_root", "row_space", "features", "noise_deviation"
+        optional = {name: getattr(self, name) for name in names}
         arrays |= {name: np.asarray(array) for name, array in optional.items() if array is not None}
         for part in _PARTS:
             arrays |= {f"{part}.{name}": array for name, array in fields_of(getattr(self, part)).items()}
@@ -132,6 +144,7 @@ class Forest(eqx.Module):
                 noise_root=arrays.get("noise_root"),
                 row_space=jax.device_put(arrays.get("row_space")),
                 features=arrays.get("features"),
+                noise_deviation=arrays.get("noise_deviation"),
             )
 
 
@@ -146,6 +159,7 @@ _DICTIONARY = {
     "shift": Member("f", ("D",)),
     "scale": Member("f", ("D",), POSITIVE),
     "noise_root": Member("f", ("V", "V"), POSITIVE_DEFINITE, is_optional=True),
+    "noise_deviation": Member("f", ("p",), DECREASING, is_optional=True),
 }
 # the node of a place without a row is K; the axes n, P and B of different modules are not the same
 _NODES = {"node": up_to("K"), "entry_node": up_to("K"), "block_node": up_to("K")}

@@ -39,7 +39,8 @@ def freeze_forest(learned: Learned, plan: Plan) -> tuple[Dictionary, AnyStatisti
     Statistics are at all nodes, or at the rows' candidates; the `Probe` then has those of a few rows at all nodes.
     """
     trees = range(len(learned.partitions))
-    dictionary = freeze(learned.partitions, learned.subspaces, learned.axes)
+    is_whitened = learned.noise_deviation is not None
+    dictionary = freeze(learned.partitions, learned.subspaces, learned.axes, is_whitened)
     training, rows = learned.training, learned.training.complete
     width, num_nodes = plan.num_candidates(learned.chosen.rank), dictionary.tree.num_nodes
     num_rows = training.processes.count(rows.size)
@@ -204,18 +205,20 @@ def _partial_width(partitions: list[Partition], plan: Plan) -> int:
     return min(plan.partial_candidates, *(int(partition.is_present.sum()) for partition in partitions))
 
 
-def freeze(partitions: list[Partition], trees: list[Subspaces], axes: Axes | None = None) -> Dictionary:
+def freeze(
+    partitions: list[Partition], trees: list[Subspaces], axes: Axes | None = None, is_whitened: bool = False
+) -> Dictionary:
     """A forest's dictionaries of all rows (each tree's entry 0).
 
-    `axes`: of the space that these are in coordinates of. A large dictionary is then in coordinates along the axes, a
-    small one in those of all features.
+    `axes`: of the space that these are in coordinates of. A large dictionary, or one that `is_whitened`, is then in
+    coordinates along the axes, a small one in those of all features.
     """
     is_present = np.stack([partition.is_present for partition in partitions])
     num_nodes, width, rank = trees[0].bases.shape[1:]
     num_outside, num_features = 0, width if axes is None else axes.matrix.shape[0]
     if axes is not None:
         number, itemsize = len(trees) * num_nodes, trees[0].bases.itemsize
-        is_kept = is_kept_in_space(num_features, axes.origin.size, number, rank, itemsize)
+        is_kept = is_whitened or is_kept_in_space(num_features, axes.origin.size, number, rank, itemsize)
         width = axes.origin.size + 1 if is_kept else num_features
         num_outside = num_features - width
     if axes is None and len(trees) == trees[0].bases.shape[0] == 1:

@@ -163,6 +163,7 @@ def grow_in_frame(
         noise_root=learned.noise_root,
         row_space=jax.device_put(learned.axes.matrix) if learned.axes is not None and dictionary.num_outside else None,
         features=frame.features,
+        noise_deviation=learned.noise_deviation,
         found=Found(
             rank=chosen.rank,
             span_rank=None if chosen.span is None else chosen.span.bases.shape[2],

@@ -99,7 +99,7 @@ class Plan:
         depth = default_depth(num_rows, 2 * min_cell_size) if request.depth is None else request.depth
         num_neighbors = min(request.num_neighbors or max(10, int(np.log2(num_rows))), num_rows - 1)
         tree_rows = min(request.tree_rows or TREE_ROWS, num_rows)
-        is_complete = num_partial == 0
+        is_complete, is_wide = num_partial == 0, uses_row_space(num_rows, num_features)
         return cls(
             request=request,
             num_rows=num_rows,
@@ -113,7 +113,7 @@ class Plan:
                 request.refined_cuts
                 and request.num_trees > 1
                 and is_complete
-                and not uses_row_space(num_rows, num_features)
+                and not is_wide
                 and num_features <= MOST_FEATURES
                 and tree_rows >= num_rows
             ),
@@ -122,7 +122,10 @@ class Plan:
             span_rank=0 if span is None or span.rank is None else span.rank,
             tries_spans=is_judged and span is not None and span.rank is None,
             tries_noise_covariance=(
-                is_judged and is_complete and noise is not None and num_features <= noise.max_features
+                is_judged
+                and is_complete
+                and noise is not None
+                and (num_rows if is_wide else num_features) <= noise.max_features
             ),
             partial_candidates=partial_candidates,
             num_places=padded_size(num_rows - num_partial),

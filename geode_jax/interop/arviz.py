@@ -76,7 +76,7 @@ def _replications(key: KeyArray, posterior: Posterior, num_rows: int, count: int
                 posterior.draws,
             )
             row = np.arange(num_rows, dtype=np.int32)
-            rows = sample_rows(keys[chain, draw], posterior.dictionary, one, posterior.row_space, row)
+            rows = sample_rows(keys[chain, draw], posterior.dictionary, one, posterior.space, row)
             values[chain, draw] = with_constants(keys[chain, draw], posterior, np.asarray(rows))
     dataset = _dataset({"x": (("chain", "draw", "row", "feature"), values)})
     return dataset.assign_coords(draw=number)

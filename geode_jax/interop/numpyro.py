@@ -23,7 +23,6 @@ from geode_jax.forest.forest import Forest
 from geode_jax.gibbs.chain import Chain, draw_of, initial_chain, step
 from geode_jax.gibbs.run import Samples
 from geode_jax.math.lowrank import HIGHEST
-from geode_jax.math.rows_in_space import space_coordinates
 from geode_jax.model.dictionary import coloured
 from geode_jax.model.draw import Draw
 from geode_jax.model.problem import Problem
@@ -199,7 +198,7 @@ class PosteriorPredictive(Distribution):
         check_instance(posterior, "posterior", Posterior)
         draws = posterior.thin(check_draws(num_draws, DENSITY_DRAWS))
         root, inverse = posterior.noise_root, posterior.frame.inverse_root
-        parts = posterior.dictionary, draws, posterior.shift, posterior.scale, root, inverse, posterior.row_space
+        parts = posterior.dictionary, draws, posterior.shift, posterior.scale, root, inverse, posterior.space
         parts = jax.tree.map(_in_default_precision, parts)
         self.dictionary, self.draws, self.shift, self.scale, self.root, self.inverse_root, self.space = parts
         self.rest = _in_default_precision(posterior.shift - np.asarray(self.shift, np.float64))  # what rounding took
@@ -216,7 +215,7 @@ class PosteriorPredictive(Distribution):
         of_x = scaled if self.features is None else scaled[..., self.features]
         rows = _times(of_x, self.inverse_root).reshape(-1, of_x.shape[-1])
         if self.space is not None:
-            rows = space_coordinates(self.space, rows)
+            rows = self.space.coordinates(rows)
         by_tree = log_density_by_tree(self.dictionary, self.draws, rows)
         total = jax.nn.logmeanexp(by_tree, axis=1) - jnp.log(self.scale).sum()
         total = total.reshape(scaled.shape[:-1])
@@ -266,7 +265,8 @@ class PosteriorPredictive(Distribution):
             between = _sum_of_products("fk,fkc,fke->ce", by_node, offset, offset)
             within = _sum_of_products("fkcm,fkm,fkem->ce", forest.bases, alpha2, forest.bases)
             half = self._in_features(between + within)  # (c, D)
-            of_nodes = jnp.sum(half[:-1].T * self.space, axis=1)
+            of_nodes = jnp.sum(self.space.coloured(half[:-1].T) * self.space.axes, axis=1)
+            noise = self.space.noise_variance()
         found = self._in_all(of_nodes + noise * jnp.sum(weights * sigma2)) + self._is_constant
         return jnp.square(self.scale) * found
 
@@ -290,7 +290,7 @@ class PosteriorPredictive(Distribution):
     def _in_features(self, points: Float[Array, "*batch c"]) -> Float[Array, "*batch D"]:
         """Points in the dictionary's coordinates in those of the features over their scales."""
         if self.space is not None:
-            return jnp.matmul(points[..., :-1], self.space.T, precision=HIGHEST)
+            return self.space.features(points)
         return _times(points, self.root)
 
 

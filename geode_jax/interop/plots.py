@@ -11,7 +11,7 @@ from geode_jax._checks import check_data, check_instance, check_integer
 from geode_jax._typing import ArrayLike
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.conditional import condition
-from geode_jax.predict.rows import node_in_features
+from geode_jax.predict.rows import node_in_features, noise_between
 
 
 def image_rows(ax: Axes, rows: Mapping[str, np.ndarray], shape: tuple[int, int], *, low: float, high: float) -> Axes:
@@ -121,8 +121,7 @@ def cells(
     shown = posterior.frame.place_of(np.array(shown)).tolist()
     posterior = posterior.of_varying
     draws = posterior.draws
-    root = posterior.noise_root
-    shape = np.eye(wanted) if root is None else root[shown] @ root[:, shown]
+    shape = noise_between(posterior, shown)
     scale_of = posterior.dictionary.tree.scale
     weight = np.exp(np.asarray(draws.log_weights[tree], np.float64)).mean(axis=(0, 1))
     # the noise variance of a scale that is empty in some draws may have no mean, but its log has

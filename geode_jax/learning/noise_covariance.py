@@ -8,6 +8,9 @@ in which the node differs from it.
 
 The axes are learned without each fold, like everything on which the statistics of a row depend, and the residuals are
 those of the fold. Along axes learned from the same rows, the lowest would seem to have far less noise than they have.
+
+Of wide data, rows are in coordinates of their row space. They have fewer principal axes than coordinates, as each fold
+is left out, and far fewer than features. All other directions of R^D have one deviation, the least.
 """
 
 import functools
@@ -33,7 +36,7 @@ from geode_jax.learning.subspaces import (
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import each_fold, fold_sizes
-from geode_jax.rows.processes import ALONE, Processes
+from geode_jax.rows.processes import Processes
 from geode_jax.rows.products import Products
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Product, Rows, View, as_array
@@ -43,12 +46,16 @@ NUM_ROUNDS = 3
 LEAST_GAIN = 0.01
 # Least deviation relative to the mean deviation: constant features have none, and float32 does not resolve less.
 FLOOR = 0.02
+# Least deviation along a principal axis relative to that off all of them, of rows in coordinates. A smaller one counts
+# as no more: predictions divide by the difference of their squares (math/rows_in_space.py).
+LEAST_RATIO = 1.05
 
 
 class NoiseRoot(NamedTuple):
     """Noise covariance up to a factor, ``R R`` with the symmetric ``R = axes diag(deviation) axes'`` and det R = 1.
 
-    `axes` (D, D): orthonormal columns. `deviation` (D,). `unit`: root mean square of ``R^{-1} x`` over the data.
+    `axes` (p, p): orthonormal columns. `deviation` (p,). `unit`: root mean square of ``R^{-1} x`` over the data. With
+    fewer coordinates p than features, R has the last deviation in all other directions.
     """
 
     axes: np.ndarray
@@ -57,31 +64,61 @@ class NoiseRoot(NamedTuple):
 
     @property
     def matrix(self) -> np.ndarray:
-        """R, (D, D)."""
+        """R, (p, p)."""
         return (self.axes * self.deviation) @ self.axes.T
 
     @property
     def whitening(self) -> np.ndarray:
-        """``R^{-1} / unit``, (D, D)."""
+        """``R^{-1} / unit``, (p, p)."""
         return (self.axes / (self.unit * self.deviation)) @ self.axes.T
 
 
 class Covariances(NamedTuple):
-    """Principal axes (D, D) of all rows and of those without each fold, and the held-out `variance` (D,) along them."""
+    """Principal axes (p, p) of all rows and of those without each fold, and the held-out `variance` (p,) along them.
+
+    `num_features`: D. `num_axes`: how many axes have a deviation of their own. With fewer coordinates than features,
+    as many as the rows without any fold have; else all.
+    """
 
     axes: list[np.ndarray]
     variance: np.ndarray
+    num_features: int
+    num_axes: int
+
+    @property
+    def num_outside(self) -> int:
+        """How many directions of R^D rows in coordinates do not have, D - p."""
+        return self.num_features - self.variance.size
+
+    def mean(self, values: np.ndarray) -> float:
+        """Mean over R^D of values along the axes, (p,), the last of which is that of all other directions."""
+        return float((values.sum() + self.num_outside * values[-1]) / self.num_features)
 
     def roots(self, deviation: np.ndarray) -> list[NoiseRoot]:
-        """Roots for all rows and without each fold, with the same deviations (D,), up to a factor, along their axes."""
-        deviation = np.maximum(deviation, max(FLOOR * deviation.mean(), np.finfo(float).tiny))
-        deviation = deviation / np.exp(np.mean(np.log(deviation)))
-        unit = float(np.sqrt(np.mean(self.variance / np.square(deviation))))
+        """Roots for all rows and without each fold, with the same deviations (p,), up to a factor, along their axes."""
+        deviation = np.maximum(deviation, max(FLOOR * self.mean(deviation), np.finfo(float).tiny))
+        deviation = deviation / np.exp(self.mean(np.log(deviation)))
+        unit = float(np.sqrt(np.sum(self.variance / np.square(deviation)) / self.num_features))
         return [NoiseRoot(axes, deviation, unit) for axes in self.axes]
 
+    def decreasing(self, square: np.ndarray, share: np.ndarray, num_rows: int) -> np.ndarray:
+        """Variances along the axes, (p,): ``square / share``, made decreasing, the same off the first `num_axes`.
 
-def learn_covariances(x: Rows, folds: np.ndarray, processes: Processes = ALONE) -> Covariances:
-    """Covariances of all rows of x, (n, D), and of those without each fold: O(n D^2 + D^3) operations."""
+        Outside the coordinates the `num_rows` rows have nothing, and all of the noise would show.
+        """
+        if not self.num_outside:
+            return np.asarray(isotonic_regression(square / share, weights=share, increasing=False).x)
+        own = slice(self.num_axes)
+        square = np.append(square[own], square[self.num_axes :].sum())
+        share = np.append(share[own], share[self.num_axes :].sum() + num_rows * self.num_outside)
+        levels = isotonic_regression(square / share, weights=share, increasing=False).x
+        levels[levels < LEAST_RATIO**2 * levels[-1]] = levels[-1]
+        return np.append(levels, np.full(self.variance.size - levels.size, levels[-1]))
+
+
+def learn_covariances(training: Training) -> Covariances:
+    """Covariances of all rows, (n, p), and of those without each fold: O(n p^2 + p^3) operations."""
+    x, folds, processes = training.x, training.own_folds, training.processes
     numbers = range(-1, fold_sizes(folds, processes).size - 1)  # -1: rows in no fold
     own = as_parts([moments_of(x, np.flatnonzero(folds == number), processes.products) for number in numbers])
     (moments,) = over_processes([own], processes)
@@ -93,11 +130,17 @@ def learn_covariances(x: Rows, folds: np.ndarray, processes: Processes = ALONE) 
     is_kept = 1 + np.array(numbers) != np.arange(len(numbers))[:, None]
     is_kept[0] = True
     found = parallel_map(mean_and_axes, list(is_kept))
-    square = np.zeros(x.shape[1])
+    size = x.shape[1]
+    square = np.zeros(size)
     for part, (mean, axes) in enumerate(found[1:], start=1):
         square += np.einsum("ij,ij->j", axes, moments.scatter[part] @ axes)
         square += moments.num_rows[part] * np.square((moments.mean[part] - mean) @ axes)
-    return Covariances([axes for _, axes in found], square / moments.num_rows[1:].sum())
+    variance, every = square / moments.num_rows[1:].sum(), [axes for _, axes in found]
+    if size == training.num_features:
+        return Covariances(every, variance, size, size)
+    every[0] = np.eye(size)  # coordinates are along the principal axes of all rows
+    fewest = int(moments.num_rows.sum() - moments.num_rows[1:].max())
+    return Covariances(every, variance, training.num_features, max(1, min(size - 1, fewest - 1)))
 
 
 def learn_whitened_subspaces(
@@ -176,7 +219,7 @@ def whiten_training(training: Training, roots: list[NoiseRoot]) -> Training:
 def deviation_off_subspaces(
     x: Rows, covariances: Covariances, cells: Partition, options: SubspaceOptions, folds: np.ndarray
 ) -> np.ndarray:
-    """Deviation of the noise along every axis, (D,), where `options.max_rank` directions of each cell are signal.
+    """Deviation of the noise along every axis, (p,), where `options.max_rank` directions of each cell are signal.
 
     They are estimated from each fold's residuals off the cells' subspaces learned without it. Each round whitens the
     rows by the deviations found so far, learns the subspaces again, and corrects the deviations. These are made
@@ -185,13 +228,13 @@ def deviation_off_subspaces(
     has low weight and takes the deviation of the axes next to it.
     """
     deviation = np.ones(x.shape[1])
+    num_rows = int(fold_sizes(folds, cells.processes)[1:].sum())
     for _ in range(NUM_ROUNDS):
         roots = covariances.roots(deviation)
         square, share = _residuals_along_axes(x, roots[1:], cells, options, folds)
         if not square.mean() > 0.0:  # no noise at all
             break
-        variance = np.square(roots[0].deviation) * square / share
-        deviation = np.sqrt(isotonic_regression(variance, weights=share, increasing=False).x)
+        deviation = np.sqrt(covariances.decreasing(np.square(roots[0].deviation) * square, share, num_rows))
     return deviation
 
 
@@ -236,7 +279,7 @@ def try_noise_covariance(
     noise. `without`: log likelihood of the rows under the tree's dictionary with isotropic noise.
     """
     x, folds, num_features = training.x, training.own_folds, training.num_features
-    covariances = learn_covariances(x, folds, training.processes)
+    covariances = learn_covariances(training)
     rank = min(options.max_rank, max(1, num_features // 2))
     in_middle = SubspaceOptions(rank, options.seed)
     deviation = deviation_off_subspaces(x, covariances, middle_cells(partition), in_middle, folds)

@@ -157,8 +157,17 @@ def posterior_system(
     It has the batch axes of `gram`, or is longer where these have length 1.
     """
     amplitude = jnp.sqrt(jnp.expm1(neg_log_u))
+    return amplitude, system_factor(gram, amplitude, after)
+
+
+def system_factor(
+    gram: Float[Array, "*#batch d d"],
+    amplitude: Float[Array, "*#batch d"],
+    after: Float[Array, "*#batch d"] | None = None,
+) -> Float[Array, "*#batch d d"]:
+    """Cholesky factor of ``M = I + a G a``, with a the amplitudes; `after` as in :func:`posterior_system`."""
     one = 1.0 if after is None else _one_after(after, gram.shape[:-2])[..., None, None]
-    return amplitude, _cholesky(_system(gram, amplitude, one))
+    return _cholesky(_system(gram, amplitude, one))
 
 
 def _one_after(values: Float[Array, "*batch d"], shape: tuple[int, ...]) -> Float[Array, "*#batch"]:

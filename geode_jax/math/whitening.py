@@ -34,10 +34,11 @@ class SharedNoise(eqx.Module):
 class NoiseGivenSeen(NamedTuple):
     """The noise of some features given that of the observed ones: Gaussian of mean ``map' noise_O``.
 
-    `map` has zero rows beyond a mask's observed features. `variance` is in units of sigma2.
+    `map` has zero rows beyond a mask's observed features; None where the mean is found in another way. `variance` is in
+    units of sigma2.
     """
 
-    map: Float[Array, "#b P U"]
+    map: Float[Array, "#b P U"] | None
     variance: Float[Array, "#b U"]
 
 
@@ -91,6 +92,15 @@ class ObservedRows(eqx.Module):
     def num_rows(self) -> int:
         """Number of rows, b."""
         return self.x.shape[0]
+
+    @property
+    def log_det(self) -> Float[Array, "#b"] | None:
+        """Of the noise covariance of the observed features, relative to sigma2; None where it is the identity."""
+        return None if self.whitening is None else self.whitening.log_det
+
+    def noise_at(self, features: Int[Array, "#b U"]) -> NoiseGivenSeen | None:
+        """The noise at the given missing features; None where that of different features is independent."""
+        return None if self.whitening is None else self.whitening.noise_at(features)
 
     def statistics(self, centre: Float[Array, "D"], basis: Float[Array, "D d"]) -> Observed:
         """Statistics of the rows at one component, with `centre` and `basis` in the coordinates of x."""

@@ -13,6 +13,7 @@ from geode_jax._checks import check_instance, check_integer
 from geode_jax._files.archive import decode, decode_as, encode, fields_of, read_archive, within, write_archive
 from geode_jax._files.schema import (
     AT_LEAST_ONE,
+    DECREASING,
     LOG_PROBABILITY,
     NOT_NEGATIVE,
     POSITIVE,
@@ -28,6 +29,7 @@ from geode_jax._files.schema import (
 from geode_jax._runtime.devices import replicated
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, Float
+from geode_jax.math.rows_in_space import Space, outside_deviation
 from geode_jax.model.dictionary import (
     DICTIONARY_MEMBERS,
     Dictionary,
@@ -42,7 +44,8 @@ from geode_jax.rows.frame import Frame
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
 
 _FORMAT = "geode_jax posterior"
-_FORMAT_VERSION = 3  # that of files with features that never vary; 2 with a row space; others are of version 1
+# 4: deviations of the noise in a row space; 3: features that never vary; 2: a row space; others are of version 1
+_FORMAT_VERSION = 4
 _PARTS = ("dictionary", "draws", "adaptation")
 
 
@@ -54,9 +57,10 @@ class Posterior(eqx.Module):
     shape (D,) in float64 and R the symmetric `noise_root`, (V, V), of determinant 1: over their scales the features
     have noise of covariance ``sigma2 R R``. None is the identity. `features`, (V,): those that x has, which vary in the
     training rows; None is all D. Each of the others is normal by itself, with mean `shift` and deviation `scale`, which
-    is small. With a `row_space`, (V, p), orthonormal columns that
-    span all training rows, x are the p coordinates of ``(y - shift) / scale`` in it, and last the distance from it: all
-    that densities depend on where there are far fewer rows than features. `dictionary_settings` are as given by the
+    is small. With a `row_space`, (V, p), orthonormal columns that span all training rows, x are the p coordinates of
+    ``R^{-1} (y - shift) / scale`` in it, and last the distance from it: all that densities depend on where there are
+    far fewer rows than features. R is then diagonal along these columns, of `noise_deviation`, (p,), with one number
+    for all that is off them; None is the identity. `dictionary_settings` are as given by the
     user; `found` is what they left open, with the reasons for each choice. `lost_mass`, (F,): mean posterior
     probability that a complete training row is at none of its candidate nodes (``DictionarySettings.num_candidates``);
     None if rows may be at any node.
@@ -79,6 +83,12 @@ class Posterior(eqx.Module):
     lost_mass: np.ndarray | None = None
     row_space: Float[Array, "V p"] | None = None
     features: np.ndarray | None = None
+    noise_deviation: np.ndarray | None = None
+
+    @property
+    def space(self) -> Space | None:
+        """The row space and the root of the noise covariance there."""
+        return None if self.row_space is None else Space.of(self.row_space, self.noise_deviation)
 
     @property
     def dtype(self) -> np.dtype:
@@ -216,7 +226,12 @@ class Posterior(eqx.Module):
             return self
         with jax_settings(self.dtype):
             dictionary = spread_out(self.dictionary, self.row_space)
-        return dataclasses.replace(self, dictionary=dictionary, row_space=None)
+        root = self.noise_deviation
+        if root is not None:
+            axes = np.asarray(self.row_space, np.float64)
+            outside = outside_deviation(root, len(axes))
+            root = outside * np.eye(len(axes)) + (axes * (root - outside)) @ axes.T
+        return dataclasses.replace(self, dictionary=dictionary, row_space=None, noise_deviation=None, noise_root=root)
 
     def replicated(self, mesh: Mesh | None) -> "Posterior":
         """The same posterior on every device of a mesh, which then share the rows of predictions.
@@ -253,12 +268,12 @@ class Posterior(eqx.Module):
             "shift": self.shift,
             "scale": self.scale,
         }
-        names = "noise_root", "lost_mass", "row_space", "features"
+        names = "noise_root", "lost_mass", "row_space", "features", "noise_deviation"
         optional = {name: getattr(self, name) for name in names}
         arrays |= {name: np.asarray(array) for name, array in optional.items() if array is not None}
         header = {
             "format": _FORMAT,
-            "version": 3 if self.features is not None else 1 if self.row_space is None else 2,
+            "version": self._version,
             "dictionary_settings": encode(self.dictionary_settings),
             "found": self.found.to_header(),
             "prior": encode(self.prior),
@@ -266,6 +281,13 @@ class Posterior(eqx.Module):
             "arrays": sorted(arrays),
         }
         return header, arrays
+
+    @property
+    def _version(self) -> int:
+        """The first format that has all that this posterior has."""
+        if self.noise_deviation is not None:
+            return 4
+        return 3 if self.features is not None else 1 if self.row_space is None else 2
 
     @staticmethod
     def from_archive(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> "Posterior":
@@ -290,6 +312,7 @@ _MEMBERS = {
     "shift": Member("f", ("D",)),
     "scale": Member("f", ("D",), POSITIVE),
     "noise_root": Member("f", ("V", "V"), POSITIVE_DEFINITE, is_optional=True),
+    "noise_deviation": Member("f", ("p",), DECREASING, is_optional=True),
     "lost_mass": Member("f", ("F",), SHARE, is_optional=True),
 }
 
@@ -330,6 +353,7 @@ def _rebuild(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Posterior
             lost_mass=arrays.get("lost_mass"),
             row_space=jax.device_put(arrays.get("row_space")),
             features=arrays.get("features"),
+            noise_deviation=arrays.get("noise_deviation"),
         )
 
 

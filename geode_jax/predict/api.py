@@ -129,7 +129,7 @@ def sample(key: KeyArray, posterior: Posterior, num_samples: int = 1) -> Float[n
         draws = thinned(posterior, None)
         x = map_row_blocks(
             sample_rows,
-            (key, posterior.dictionary, draws, posterior.row_space),
+            (key, posterior.dictionary, draws, posterior.space),
             np.arange(num_samples, dtype=np.int32),
             bytes_per_row=4 * posterior.dtype.itemsize * posterior.num_features,
         )

@@ -63,7 +63,7 @@ class _Wanted(eqx.Module):
         if features is not None:
             is_wanted *= jnp.zeros_like(is_wanted).at[:, features].set(1.0)
         is_there, index = lax.top_k(is_wanted, num_wanted)
-        return cls(index, is_there, None if seen.whitening is None else seen.whitening.noise_at(index))
+        return cls(index, is_there, seen.noise_at(index))
 
     def of_rows(self, rows: Int[Array, "p"]) -> "_Wanted":
         """Those of some rows, in this order."""
@@ -101,10 +101,10 @@ def _components(
         at, row = jax.tree.map(lambda leaf: leaf[pairs], flat), pairs // width
         own = wanted.of_rows(row)
         if isinstance(seen, RowsInSpace):
-            return _in_space(seen, centres[at.node], bases[at.node], at, own, with_variance)
+            return _in_space(seen, row, centres[at.node], bases[at.node], at, own, with_variance)
         place = at.node[:, None], own.index
         mean, basis, variance = centres[place], bases[place], at.noise[:, None]
-        if seen.whitening is not None and own.noise is not None:
+        if seen.whitening is not None and own.noise is not None and own.noise.map is not None:
             # what the observed features are off the basis is their noise, which tells of the others' noise
             whitening = seen.whitening.rows(row)
             told = whitening.taken((seen.x[row] - centres[at.node])[..., None])[..., 0]
@@ -127,27 +127,46 @@ def _components(
 
 def _in_space(
     seen: RowsInSpace,
+    row: Int[Array, "k"],
     centre: Float[Array, "k p1"],
     basis: Float[Array, "k p1 d"],
     at: Mixture,
     wanted: _Wanted,
     with_variance: bool,
 ) -> tuple[Array, Array]:
-    """:func:`_components` for nodes in a space that holds all of them, (k, U) each."""
+    """:func:`_components` for rows and nodes in a space that holds all of these, (k, U) each."""
     index = jnp.broadcast_to(wanted.index, (centre.shape[0], wanted.index.shape[1]))
     point = centre + jnp.einsum("kpd,kd->kp", basis, at.mean, precision=HIGHEST)
-    mean = jnp.take_along_axis(seen.features(point), index, axis=1)
+    variance = at.noise[:, None]
+    if seen.given is not None and wanted.noise is not None:
+        # what the observed features are off the point is their noise, which tells of the others' noise
+        point, basis = lax.map(lambda pair: _told(seen, *pair), (row, point, basis))
+        variance *= wanted.noise.variance
+    mean = jnp.take_along_axis(seen.space.features(point), index, axis=1)
     if not with_variance:
-        return mean, at.noise[:, None]
+        return mean, variance
 
     def spread(pair: tuple[Array, Array, Array]) -> Float[Array, "U"]:
         basis, covariance, index = pair
-        own = jnp.matmul(seen.space[index], basis[:-1], precision=HIGHEST)  # copies U p numbers: one pair at a time
+        along = seen.space.coloured(basis[:-1].T).T
+        own = jnp.matmul(seen.space.axes[index], along, precision=HIGHEST)  # copies U p numbers: one pair at a time
         return jnp.sum(jnp.matmul(own, covariance, precision=HIGHEST) * own, axis=-1)
 
     of_signal = lax.map(spread, (basis, at.covariance, index))
-    variance = at.noise[:, None] + jnp.maximum(of_signal, 0.0)
+    variance += jnp.maximum(of_signal, 0.0)
     return mean, jnp.where(wanted.is_there > 0.0, variance, 1.0)
+
+
+def _told(
+    seen: RowsInSpace, row: Int[Array, ""], point: Float[Array, "p1"], basis: Float[Array, "p1 d"]
+) -> tuple[Float[Array, "p1"], Float[Array, "p1 d"]]:
+    """A point of the space and a basis there, with the noise that a row's observed features tell of."""
+    assert seen.given is not None
+    assert seen.space.root is not None
+    given, ratio = seen.given.of_row(row), seen.space.root.ratio
+    step = given.base + jnp.matmul(given.told, seen.own[row] - point[:-1], precision=HIGHEST)
+    turned = jnp.matmul(given.told, basis[:-1], precision=HIGHEST)
+    return point.at[: ratio.size].add(step / ratio), basis.at[: ratio.size].add(-turned / ratio[:, None])
 
 
 def _quantile(level: float, weight: Array, mean: Array, deviation: Array) -> Array:
@@ -294,8 +313,15 @@ def conditional_draws(
         own = wanted.of_rows(index[None])
         missing = own.index[0]
         if isinstance(seen, RowsInSpace):
-            point = dictionary.centres[tree, where] + jnp.matmul(dictionary.bases[tree, where], eta, precision=HIGHEST)
-            drawn = seen.features(point)[missing] + noise[missing]
+            basis = dictionary.bases[tree, where]
+            point = dictionary.centres[tree, where] + jnp.matmul(basis, eta, precision=HIGHEST)
+            if seen.given is not None and seen.space.root is not None:
+                noise *= seen.space.root.outside
+                spread = seen.given.of_row(index).spread
+                along = jax.random.normal(jax.random.fold_in(key_eps, 1), spread.shape[:1], dtype)
+                along = sigma * jnp.matmul(along, spread, precision=HIGHEST) / seen.space.root.ratio
+                point = _told(seen, index, point, basis)[0].at[: along.size].add(along)
+            drawn = seen.space.features(point)[missing] + noise[missing]
         elif seen.whitening is None or own.noise is None:
             basis = dictionary.bases[tree, where, missing]
             drawn = dictionary.centres[tree, where, missing] + jnp.matmul(basis, eta, precision=HIGHEST)
@@ -305,6 +331,7 @@ def conditional_draws(
             whole = dictionary.centres[tree, where] + jnp.matmul(dictionary.bases[tree, where], eta, precision=HIGHEST)
             whole += jnp.matmul(seen.whitening.noise.root, noise, precision=HIGHEST)
             off = seen.whitening.rows(index[None]).taken((seen.x[index] - whole)[None, :, None])[0, :, 0]
+            assert own.noise.map is not None
             drawn = whole[missing] + jnp.matmul(off, own.noise.map[0], precision=HIGHEST)
         return average[index] + factor[index] * (drawn - average[index])
 

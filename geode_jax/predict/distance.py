@@ -109,6 +109,8 @@ def _of_centres(posterior: Posterior, reduction: Reduction | None) -> float:
     count = np.asarray(posterior.draws.count[0], np.float64).sum(axis=(0, 1))
     if posterior.noise_root is not None:
         centres = centres @ posterior.noise_root
+    if posterior.noise_deviation is not None:
+        centres = centres[:, :-1] * posterior.noise_deviation
     if reduction is not None:
         centres = reduction.origin + centres @ reduction.basis.T
     num_features = posterior.num_features if reduction is None else centres.shape[1]

@@ -347,7 +347,7 @@ def log_densities_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_cand
         return jax.nn.logsumexp(candidate_scores(dictionary, draws, candidates), axis=2)
 
     by_draw = jnp.moveaxis(of_each_tree(one_tree, nodes, draws, seen, num_candidates), 2, 0)
-    return by_draw if seen.whitening is None else by_draw - 0.5 * seen.whitening.log_det[:, None, None]
+    return by_draw if seen.log_det is None else by_draw - 0.5 * seen.log_det[:, None, None]
 
 
 def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, num_seen: int) -> int:
@@ -365,7 +365,7 @@ def bytes_in_space(dictionary: Dictionary, num_candidates: int, num_draws: int) 
     num_trees, rank, features = dictionary.centres.shape[0], dictionary.max_rank, dictionary.num_features
     in_space = dictionary.centres.shape[-1]
     numbers = _numbers_of_nodes(dictionary, num_candidates, num_draws)
-    numbers += in_space * (4 * in_space + num_candidates * rank)
+    numbers += in_space * (8 * in_space + num_candidates * rank)
     return dictionary.centres.dtype.itemsize * (numbers + features * (8 + 4 * num_trees * num_candidates))
 
 

@@ -12,7 +12,7 @@ from geode_jax._runtime.blas import lapack_turn, one_blas_thread
 from geode_jax._runtime.devices import everywhere, mesh_of, on_one
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, ArrayLike
-from geode_jax.math.rows_in_space import SeenRows, observe_in_space, space_coordinates
+from geode_jax.math.rows_in_space import SeenRows, Space, observe_in_space, outside_deviation
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
@@ -69,10 +69,10 @@ def features_and_mask(posterior: Posterior, data: np.ndarray) -> tuple[np.ndarra
 
 def in_row_space(posterior: Posterior, x: np.ndarray) -> np.ndarray:
     """Complete rows, (n, D), in the coordinates that the posterior's dictionary has."""
-    space = posterior.row_space
+    space = posterior.space
     if space is None:
         return x
-    return np.asarray(map_row_blocks(space_coordinates, (space,), x, bytes_per_row=4 * x.itemsize * x.shape[1]))
+    return np.asarray(map_row_blocks(Space.coordinates, (space,), x, bytes_per_row=4 * x.itemsize * x.shape[1]))
 
 
 def nodes_in_features(posterior: Posterior) -> Nodes:
@@ -117,9 +117,23 @@ def node_in_features(
     if posterior.row_space is None:
         return centre[some], basis[some]
     space = np.asarray(posterior.row_space)[some]
-    along = np.column_stack([centre, basis])[:-1].astype(space.dtype)  # S itself may be as large as the data
-    found = (space @ along).astype(np.float64)
+    along = np.column_stack([centre, basis])[:-1]
+    if posterior.noise_deviation is not None:
+        along *= posterior.noise_deviation[:, None]
+    found = (space @ along.astype(space.dtype)).astype(np.float64)
     return found[:, 0], found[:, 1:]
+
+
+def noise_between(posterior: Posterior, features: list[int]) -> np.ndarray:
+    """The noise covariance of some features over their scales, relative to sigma2, (m, m) in float64."""
+    root, deviation = posterior.noise_root, posterior.noise_deviation
+    if root is not None:
+        return np.asarray(root[features] @ root[:, features], np.float64)
+    if deviation is None:
+        return np.eye(len(features))
+    axes = np.asarray(posterior.row_space)
+    own, least = axes[features].astype(np.float64), outside_deviation(deviation, len(axes)) ** 2
+    return least * np.eye(len(features)) + (own * (np.square(deviation) - least)) @ own.T
 
 
 def num_seen(is_observed: np.ndarray) -> int:
@@ -159,7 +173,7 @@ def map_partial_rows(
     depends only on the pattern is done once per block. `posterior`: the one whose noise covariance or row space the
     rows are to be reduced by; None if by none.
     """
-    root, space = (None, None) if posterior is None else (posterior.noise_root, posterior.row_space)
+    root, space = (None, None) if posterior is None else (posterior.noise_root, posterior.space)
     noise = None if root is None else SharedNoise.of(jax.device_put(root.astype(x.dtype)))
     seen: dict[str, Any] = {"bytes_per_row": bytes_per_row, "calls_lapack": True}
     seen |= {"of_seen": function, "num_seen": num_seen(is_observed), "options": tuple(options.items())}
@@ -186,7 +200,7 @@ def map_partial_rows(
 def _of_observed(
     shared: tuple[Any, ...],
     noise: SharedNoise | None,
-    space: Array | None,
+    space: Space | None,
     mask: Array,
     x: Array,
     *more: Array,

@@ -5,18 +5,19 @@ import jax.numpy as jnp
 
 from geode_jax._typing import Array, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST
+from geode_jax.math.rows_in_space import Space
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 
 
 @jax.jit
 def sample_rows(
-    key: KeyArray, dictionary: Dictionary, draws: Draw, space: Float[Array, "D p"] | None, row: Int[Array, "n"]
+    key: KeyArray, dictionary: Dictionary, draws: Draw, space: Space | None, row: Int[Array, "n"]
 ) -> Float[Array, "n D"]:
     """Rows in model coordinates: pick a tree and a draw at random, a node by its weight, and draw from its Gaussian.
 
     `draws`: leaves with axes (trees, draws, ...). `space`: that of all rows if the dictionary is in coordinates of it;
-    rows then have D coordinates all the same. `row`: the numbers of the rows; a row depends on the key and on its
+    rows are then over the scales of the features. `row`: the numbers of the rows; a row depends on the key and on its
     number, not on the others.
     """
     num_trees, num_draws = draws.log_joint.shape
@@ -32,8 +33,6 @@ def sample_rows(
         eta = sigma * jnp.sqrt(jnp.expm1(neg_log_u)) * jax.random.normal(key_eta, neg_log_u.shape, sigma.dtype)
         noise = sigma * jax.random.normal(key_eps, (dictionary.num_features,), sigma.dtype)
         point = dictionary.centres[tree, node] + jnp.matmul(dictionary.bases[tree, node], eta, precision=HIGHEST)
-        if space is not None:
-            point = jnp.matmul(space, point[:-1], precision=HIGHEST)
-        return point + noise
+        return point + noise if space is None else space.features(point) + space.noise(noise)
 
     return jax.lax.map(one_row, row, batch_size=64)
