@@ -36,7 +36,7 @@ from geode_jax.forest.forest import Forest
 from geode_jax.forest.learn import _forest_of_shapes, learn_forest
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import run
-from geode_jax.math.rows_in_space import observe_in_space
+from geode_jax.math.rows_in_space import Space, observe_in_space
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.partition.metis import Partition
@@ -125,7 +125,7 @@ def filling(num_rows: int, num_features: int, max_rank: int, in_space: int | Non
     if in_space is None:
         seen: Any = jax.eval_shape(lambda x, shown: observe_rows(x, shown, None, num_seen=places), rows, rows)
     else:
-        space = jax.ShapeDtypeStruct((num_features, in_space), np.float32)
+        space = Space(jax.ShapeDtypeStruct((num_features, in_space), np.float32))
         seen = jax.eval_shape(lambda *given: observe_in_space(*given, num_seen=places), rows, rows, space)
         shapes = (*dictionary.centres.shape[:2], in_space + 1), (*dictionary.bases.shape[:2], in_space + 1, max_rank)
         centres, bases = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)

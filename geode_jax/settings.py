@@ -81,9 +81,12 @@ class NoiseCovariance:
     The eigenvectors of R are the principal axes of the whole data, its eigenvalues come from the residuals of the nodes
     along them; both are learned without the rows that they are judged on (`learning/noise_covariance.py`). The
     covariance is used if it improves the cross-fitted likelihood: where features correlate beyond a few directions, as
-    neighbouring pixels do. It is not tried with more than `max_features` features, as its cost grows with the cube of
-    their number; with at least twice as many features as rows; with missing features in training rows; with a span of
-    given rank; without `cross_fit`; and in :func:`geode_jax.fit_classes`.
+    neighbouring pixels do. With at least twice as many features as rows, it is along the axes of the space that the
+    rows span, and of one variance in all other directions.
+
+    It is not tried with more than `max_features` features, or in the space of more rows than that, as its cost grows
+    with the cube of their number; with missing features in training rows; with a span of given rank; without
+    `cross_fit`; and in :func:`geode_jax.fit_classes`.
     """
 
     max_features: int = 1000

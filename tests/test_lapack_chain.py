@@ -12,6 +12,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import small
 from conftest import DICTIONARY, SAMPLER
@@ -22,11 +23,12 @@ import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill
 from geode_jax.gibbs import missing
-from geode_jax.math.rows_in_space import observe_in_space
+from geode_jax.math.rows_in_space import Space, observe_in_space
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.predict import class_span, conditional_moments, mixture, nodes
 
 LAPACK = {"cholesky", "triangular_solve"}
+DEVIATION = np.array([3.0, 2.0, 0.5, 0.5, 0.5])
 
 
 def _inner(equation):
@@ -114,9 +116,12 @@ def test_no_product_is_rounded_to_ten_bits(arguments):
         assert text.count("dot_general[") == text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") > 0
 
 
-@pytest.fixture(params=["isotropic", "shaped", "ranked", "space"])
+@pytest.fixture(params=["isotropic", "shaped", "ranked", "space", "shaped space"])
 def arguments(posterior, request, monkeypatch):
-    """Nodes, draws and rows: isotropic noise, that of a covariance, nodes ranked by one direction, nodes in a space."""
+    """Nodes, draws and rows: isotropic noise, that of a covariance, nodes ranked by one direction, nodes in a space.
+
+    "shaped space" has a noise covariance there.
+    """
     if request.param == "ranked":
         for module in (mixture, nodes):
             monkeypatch.setattr(module, "SCREEN_RANK", 1)
@@ -125,8 +130,9 @@ def arguments(posterior, request, monkeypatch):
         x, identity = jnp.zeros((4, 6), posterior.dtype), jnp.eye(6, dtype=posterior.dtype)
         noise = SharedNoise.of(identity) if request.param in ("shaped", "ranked") else None
         seen = observe_rows(x, jnp.ones_like(x), noise, num_seen=6)
-        if request.param == "space":
-            seen = observe_in_space(x, jnp.ones_like(x), identity[:, :5], num_seen=6)
+        if "space" in request.param:
+            deviation = DEVIATION if request.param == "shaped space" else None
+            seen = observe_in_space(x, jnp.ones_like(x), Space.of(identity[:, :5], deviation), num_seen=6)
         found = nodes.Nodes(posterior.dictionary, None)
         if noise is not None:
             found = nodes.Nodes.of(posterior.dictionary, identity)
@@ -142,12 +148,14 @@ def test_what_is_seen_is_one_chain():
     count, pairs = unordered_pairs(jax.make_jaxpr(program)(jnp.zeros((4, 6)), jnp.ones((4, 6)), noise).jaxpr)
     assert count == 2
     assert not pairs
-    jaxpr = jax.make_jaxpr(lambda *rest: observe_in_space(*rest, num_seen=6))(
-        jnp.zeros((4, 6)), jnp.ones((4, 6)), jnp.eye(6)[:, :5]
-    )
-    count, pairs = unordered_pairs(jaxpr.jaxpr)
-    assert count == 3
-    assert not pairs
+    for deviation, number in ((None, 3), (DEVIATION, 5)):
+        space = Space.of(jnp.eye(6)[:, :5], deviation)
+        jaxpr = jax.make_jaxpr(lambda *rest: observe_in_space(*rest, num_seen=6))(
+            jnp.zeros((4, 6)), jnp.ones((4, 6)), space
+        )
+        count, pairs = unordered_pairs(jaxpr.jaxpr)
+        assert count == number
+        assert not pairs
 
 
 def test_predictions_are_one_chain(arguments):

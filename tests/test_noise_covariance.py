@@ -14,6 +14,7 @@ import geode_jax
 from geode_jax.forest import choices, dictionaries
 from geode_jax.forest.plan import Plan
 from geode_jax.learning import evidence
+from geode_jax.learning.evidence import cross_fitted_evidence
 from geode_jax.learning.noise_covariance import (
     deviation_off_subspaces,
     is_worth_its_cost,
@@ -22,11 +23,12 @@ from geode_jax.learning.noise_covariance import (
     try_noise_covariance,
     whiten_in_place,
 )
-from geode_jax.learning.subspaces import SubspaceOptions
+from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds
+from geode_jax.rows.row_space import axes_of, principal_coordinates
 from geode_jax.rows.training import Training
 
 NUM_FEATURES = 24
@@ -54,14 +56,14 @@ CELLS = Partition(0, (np.arange(400),))
 @pytest.fixture(scope="module")
 def roots(smooth, folds):
     """Of all rows and without each fold, with two directions of signal."""
-    covariances = learn_covariances(smooth, folds)
+    covariances = learn_covariances(Training(smooth, NUM_FEATURES, folds))
     return covariances.roots(deviation_off_subspaces(smooth, covariances, CELLS, SubspaceOptions(2, 0), folds))
 
 
 def test_held_out_variances_are_not_too_small(smooth, folds):
     """Sample eigenvalues are far too small at the lower end; those held out are near the truth."""
     few = folds[:60]
-    found = learn_covariances(smooth[:60], few)
+    found = learn_covariances(Training(smooth[:60], NUM_FEATURES, few))
     sample = np.linalg.eigvalsh(np.cov(smooth[:60].T))[::-1]
     fresh = np.square((smooth[60:] - smooth[:60].mean(axis=0)) @ found.axes[0]).mean(axis=0)
     lowest = slice(NUM_FEATURES // 2, None)
@@ -74,7 +76,9 @@ def test_held_out_variances_are_not_too_small(smooth, folds):
 
 
 def test_rows_far_from_the_origin_lose_no_digits(smooth, folds):
-    near, far = (learn_covariances(smooth + distance, folds) for distance in (0.0, np.float64(2**27)))
+    near, far = (
+        learn_covariances(Training(smooth + distance, NUM_FEATURES, folds)) for distance in (0.0, np.float64(2**27))
+    )
     np.testing.assert_allclose(far.variance, near.variance, rtol=1e-6)
     for axes, known in zip(far.axes, near.axes, strict=True):
         np.testing.assert_allclose(np.abs((axes * known).sum(axis=0)), 1.0, atol=1e-6)
@@ -95,6 +99,78 @@ def test_deviations_are_those_of_the_noise(smooth, roots):
     assert found < 0.8 * divergence(np.cov(smooth.T))
 
 
+@pytest.fixture(scope="module")
+def wide():
+    """Fewer rows than features, of smooth noise about a plane, in float64; the covariance of the noise; the folds."""
+    rng, number = np.random.default_rng(0), 200
+    lag = np.subtract.outer(np.arange(number), np.arange(number))
+    noise = np.exp(-np.square(lag / 4.0)) + 0.02 * np.eye(number)
+    signal = 3.0 * rng.normal(size=(70, 2)) @ rng.normal(size=(2, number))
+    rows = signal + rng.normal(size=(70, number)) @ np.linalg.cholesky(noise).T
+    return rows - rows.mean(axis=0), noise, assign_folds(70, 5, rng)
+
+
+def _root_of_rows(training):
+    """The root of all rows, with two directions of signal, and what it was made from."""
+    covariances, cells = learn_covariances(training), Partition(0, (np.arange(training.num_rows),))
+    deviation = deviation_off_subspaces(training.x, covariances, cells, SubspaceOptions(2, 0), training.own_folds)
+    return covariances.roots(deviation)[0], covariances
+
+
+def test_wide_rows_have_the_same_noise_in_coordinates(wide):
+    """Along as many axes as the rows without a fold have, and with one variance in all other directions of R^D."""
+    rows, noise, folds = wide
+    num_features, space = rows.shape[1], principal_coordinates(rows)
+    found, covariances = _root_of_rows(Training(space.coordinates, num_features, folds))
+    assert covariances.num_axes == 70 - 14 - 1
+    outside = found.deviation[-1]
+    np.testing.assert_array_equal(found.deviation[covariances.num_axes :], outside)
+    assert (np.diff(found.deviation) <= 0.0).all()
+    assert not ((found.deviation > outside) & (found.deviation < 1.05 * outside)).any()
+    axes = axes_of(rows, space).matrix[:, : found.deviation.size]
+    root = outside * np.eye(num_features) + (axes * (found.deviation - outside)) @ axes.T
+    assert np.linalg.slogdet(root)[1] == pytest.approx(0.0, abs=1e-8)
+    white = np.linalg.solve(root, rows.T).T / found.unit
+    np.testing.assert_allclose(white @ axes, space.coordinates @ found.whitening, atol=1e-8)
+
+    def divergence(root):
+        """Nats per row that a Gaussian of this covariance, in the best unit, loses on the noise."""
+        ratio = np.linalg.solve(root @ root, noise)
+        return 0.5 * (num_features * np.log(ratio.trace() / num_features) - np.linalg.slogdet(ratio)[1])
+
+    in_features = _root_of_rows(Training(rows, num_features, folds))[0]
+    assert divergence(root) < 0.6 * divergence(np.eye(num_features))
+    assert divergence(root) == pytest.approx(divergence(in_features.matrix), rel=0.05)
+
+
+def test_wide_rows_gain_in_coordinates_what_they_gain_in_features(wide):
+    rows, _, folds = wide
+    cells, options = Partition(0, (np.arange(len(rows)),)), SubspaceOptions(4, 0)
+    coordinates = principal_coordinates(rows).coordinates
+    trials = [
+        try_noise_covariance(Training(x, rows.shape[1], folds), cells, options, np.zeros(len(rows)))
+        for x in (coordinates, rows)
+    ]
+    isotropic = [
+        cross_fitted_evidence(Training(x, rows.shape[1], folds), cells, learn_subspaces(x, cells, options, folds))
+        for x in (coordinates, rows)
+    ]
+    plain = [one.log_likelihood().mean() for one in isotropic]
+    assert plain[0] == pytest.approx(plain[1], abs=1e-6)
+    ours, theirs = (trial.gain.mean for trial in trials)
+    assert ours - plain[0] > 20.0
+    assert ours == pytest.approx(theirs, abs=0.03 * (ours - plain[0]))
+
+
+def test_which_wide_rows_try_a_covariance():
+    """Those in a space of at most as many rows as features are allowed."""
+    settings = geode_jax.DictionarySettings(noise_covariance=geode_jax.NoiseCovariance(max_features=50))
+    assert Plan.of(settings, 50, 100_000).tries_noise_covariance
+    assert not Plan.of(settings, 51, 100_000).tries_noise_covariance
+    assert not Plan.of(settings, 50, 100_000, num_partial=1).tries_noise_covariance
+    assert not Plan.of(settings, 500, 51).tries_noise_covariance
+
+
 def test_whitened_rows(smooth, roots):
     """Their root mean square is 1, the root has determinant 1, and what is beyond the signal is round."""
     root = roots[0]
@@ -110,7 +186,7 @@ def test_a_direction_without_spread_keeps_a_floor(smooth, folds):
     """A feature that is the sum of two others: what is whitened along the missing direction stays within float32."""
     rows = smooth.copy()
     rows[:, 5] = rows[:, 3] + rows[:, 4]
-    covariances = learn_covariances(rows, folds)
+    covariances = learn_covariances(Training(rows, NUM_FEATURES, folds))
     root = covariances.roots(deviation_off_subspaces(rows, covariances, CELLS, SubspaceOptions(2, 0), folds))[0]
     assert root.deviation.min() > 0.01 * root.deviation.mean()
     assert np.linalg.slogdet(root.matrix)[1] == pytest.approx(0.0, abs=1e-9)

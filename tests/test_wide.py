@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 import geode_jax
-from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
+from geode_jax import DictionarySettings, NoiseCovariance, SamplerSettings, SharedSpan
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.fitting.memory import bytes_needed
 from geode_jax.forest import choices, dictionaries, trees
@@ -25,7 +25,7 @@ from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
 from geode_jax.learning.shared_span import learn_dictionaries, try_spans
 from geode_jax.learning.subspaces import SubspaceOptions
 from geode_jax.math import rows_in_space
-from geode_jax.math.rows_in_space import RowsInSpace, observe_in_space
+from geode_jax.math.rows_in_space import RowsInSpace, Space, observe_in_space
 from geode_jax.math.whitening import observe_rows
 from geode_jax.model.dictionary import spread_out
 from geode_jax.partition.metis import Partition, partition_rows
@@ -63,14 +63,38 @@ def _small_dictionaries_too():
         yield
 
 
-@pytest.fixture(
-    scope="module", params=[None, pytest.param(SharedSpan(3), marks=pytest.mark.slow)], ids=["no span", "span"]
-)
-def wide(request):
-    """A fit in float64, of rows in their own space or in a part of it."""
-    options = {"dictionary": _settings(request.param), "sampler": SAMPLER, "dtype": "float64"}
-    found = geode_jax.fit(jax.random.key(0), _rows(NUM_ROWS, 0), **options)
-    assert found.row_space.shape == (NUM_FEATURES, NUM_ROWS - 1 if request.param is None else 3)
+def _smooth_rows(number, seed):
+    """The same rows with noise that is smooth over the features."""
+    lag = np.subtract.outer(np.arange(NUM_FEATURES), np.arange(NUM_FEATURES))
+    root = np.linalg.cholesky(np.exp(-np.square(lag / 6.0)) + 1e-2 * np.eye(NUM_FEATURES))
+    return _rows(number, seed) + np.random.default_rng(10 + seed).normal(size=(number, NUM_FEATURES)) @ root.T
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """How a wide posterior is fitted, and to which rows."""
+
+    settings: DictionarySettings
+    rows: np.ndarray
+
+
+def _case(name):
+    if name == "noise":
+        return Case(dataclasses.replace(_settings(None), noise_covariance=NoiseCovariance()), _smooth_rows(NUM_ROWS, 0))
+    return Case(_settings(SharedSpan(3) if name == "span" else None), _rows(NUM_ROWS, 0))
+
+
+@pytest.fixture(scope="module", params=["no span", "noise", pytest.param("span", marks=pytest.mark.slow)])
+def case(request):
+    return _case(request.param)
+
+
+@pytest.fixture(scope="module")
+def wide(case):
+    """A fit in float64, of rows in their own space or in a part of it, or with a noise covariance there."""
+    found = geode_jax.fit(jax.random.key(0), case.rows, dictionary=case.settings, sampler=SAMPLER, dtype="float64")
+    assert found.row_space.shape == (NUM_FEATURES, NUM_ROWS - 1 if case.settings.shared_span is None else 3)
+    assert (found.noise_deviation is None) == (case.settings.noise_covariance is None)
     return found
 
 
@@ -304,7 +328,7 @@ def test_features_are_worked_on_in_parts(monkeypatch):
         x = rng.normal(size=(num_rows, 50)).astype(np.float32)
         expected = np.einsum("nD,Dp,Dq->npq", mask, space, space)
         assert max(mask.sum(axis=1)) <= 40
-        seen = jax.jit(lambda *rest: observe_in_space(*rest, num_seen=40))(x, mask, space)
+        seen = jax.jit(lambda *rest: observe_in_space(*rest, num_seen=40))(x, mask, Space(jnp.asarray(space)))
         np.testing.assert_allclose(seen.gram, expected, atol=1e-5)
 
 
@@ -314,9 +338,9 @@ def test_files(wide, tmp_path):
     wide.save(path)
     assert eqx.tree_equal(geode_jax.Posterior.load(path), wide)
     header, arrays = wide.to_archive()
-    assert header["version"] == 2
+    assert header["version"] == (2 if wide.noise_deviation is None else 4)
     assert wide.spread_out().to_archive()[0]["version"] == 1
-    with pytest.raises(ValueError, match="coordinates"):
+    with pytest.raises(ValueError, match=r"coordinates|axis p"):
         geode_jax.Posterior.from_archive(header, arrays | {"row_space": arrays["row_space"][:, 1:]})
     rest = {name: array for name, array in arrays.items() if name != "row_space"}
     with pytest.raises(ValueError, match="coordinates"):
@@ -324,10 +348,10 @@ def test_files(wide, tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoints(wide, tmp_path):
+def test_checkpoints(case, wide, tmp_path):
     """A fit goes on from the forest that was saved."""
     options = {"dictionary": wide.dictionary_settings, "sampler": SAMPLER, "dtype": "float64", "checkpoint": tmp_path}
-    x, key = _rows(NUM_ROWS, 0), jax.random.key(0)
+    x, key = case.rows, jax.random.key(0)
     first = geode_jax.fit(key, x, **options)
     with mock.patch("geode_jax.fitting.single.grow_forest", side_effect=AssertionError("it was saved")):
         again = geode_jax.fit(key, x, **options)
@@ -508,10 +532,10 @@ def test_what_is_seen_may_be_told_from_anywhere():
         centre, basis = np.append(rng.normal(size=6), 0.0), np.linalg.qr(rng.normal(size=(7, 2)))[0]
         basis[-1] = 0.0
         space, x, mask, centre, basis = map(jnp.asarray, (space, x, mask, centre, basis))
-        seen = jax.jit(lambda *rest: observe_in_space(*rest, num_seen=30))(x, mask, space)
+        seen = jax.jit(lambda *rest: observe_in_space(*rest, num_seen=30))(x, mask, Space(jnp.asarray(space)))
         own = seen.own + rng.normal(size=(4, 6))
         error = mask * (x - own @ space.T)
-        moved = RowsInSpace(space, mask, seen.gram, own, error @ space, jnp.sum(jnp.square(error), axis=1))
+        moved = RowsInSpace(Space(space), mask, seen.gram, own, error @ space, jnp.sum(jnp.square(error), axis=1))
         expected = observe_rows(x, mask, None, num_seen=30).statistics(space @ centre[:-1], space @ basis[:-1])
         for rows in (seen, moved):
             for ours, theirs in zip(rows.statistics(centre, basis), expected, strict=True):

@@ -33,9 +33,8 @@ def bytes_needed(
     draws = nodes * sampler.num_chains * sampler.num_samples
     # the rows, and a copy whitened for one dictionary at a time, or in units of the noise while missing values are
     # filled in; rows with missing values as they are filled for each dictionary, if there are more than two folds
-    noise = plan.request.noise_covariance
-    has_none = noise is None or plan.num_features > noise.max_features or (is_mapped and is_divided)
-    copies = 1 if has_none and plan.num_partial == 0 else 2
+    is_whitened = plan.tries_noise_covariance and not is_wide and not (is_mapped and is_divided)
+    copies = 2 if is_whitened or plan.num_partial > 0 else 1
     fillings = plan.num_holdouts if plan.num_holdouts > 3 else 1
     held = (copies - is_mapped) * num_rows + fillings * min(plan.num_partial, num_rows)
     # with far fewer rows than features, coordinates of dictionaries are those in the space of the rows; its axes are

@@ -187,4 +187,4 @@ def _check(arrays: dict[str, np.ndarray]) -> None:
         check_arrays(own, part, shared)
         sizes |= shared
         if part is _DICTIONARY:
-            check_coordinates(shared)
+            check_coordinates(own, shared)

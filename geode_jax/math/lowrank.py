@@ -163,7 +163,7 @@ def posterior_system(
 def system_factor(
     gram: Float[Array, "*#batch d d"],
     amplitude: Float[Array, "*#batch d"],
-    after: Float[Array, "*#batch d"] | None = None,
+    after: Float[Array, "*#batch _"] | None = None,
 ) -> Float[Array, "*#batch d d"]:
     """Cholesky factor of ``M = I + a G a``, with a the amplitudes; `after` as in :func:`posterior_system`."""
     one = 1.0 if after is None else _one_after(after, gram.shape[:-2])[..., None, None]

@@ -99,7 +99,7 @@ class Space(eqx.Module):
         if self.root is None:
             return normal
         along = jnp.matmul(normal, self.axes, precision=HIGHEST) * (self.root.deviation - self.root.outside)
-        return self.root.outside * normal + jnp.matmul(along, self.axes.T, precision=HIGHEST)
+        return jnp.multiply(self.root.outside, normal) + jnp.matmul(along, self.axes.T, precision=HIGHEST)
 
     def noise_variance(self) -> Float[Array, "#D"]:
         """The diagonal of R R."""

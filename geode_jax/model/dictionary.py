@@ -89,8 +89,10 @@ def sizes_of_features(arrays: Mapping[str, np.ndarray]) -> Sizes:
     return {"V": features.size}
 
 
-def check_coordinates(sizes: Sizes) -> None:
+def check_coordinates(arrays: Mapping[str, np.ndarray], sizes: Sizes) -> None:
     """Raise ValueError unless dictionaries of a file have as many coordinates as its features or row space ask for."""
+    if "row_space" not in arrays and "noise_deviation" in arrays:
+        raise ValueError("'noise_deviation' is of coordinates in a 'row_space', which is missing")
     expected = sizes["p"] + 1 if "p" in sizes else sizes["V"]
     if sizes["c"] != expected or expected > sizes["V"]:
         raise ValueError(f"dictionaries have {sizes['c']} coordinates, expected {expected} for {sizes['V']} features")

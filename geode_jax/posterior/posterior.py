@@ -326,7 +326,7 @@ def _check(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     num_nodes = arrays["tree.is_present"].shape[-1] if arrays["tree.is_present"].ndim == 2 else 0
     sizes = {"S": (num_nodes + 1).bit_length() - 1, **sizes_of_features(arrays)}
     check_arrays(arrays, _MEMBERS, sizes)
-    check_coordinates(sizes)
+    check_coordinates(arrays, sizes)
     check_one_float_type(arrays, _IN_MODEL_TYPE, arrays["dictionary.centres"].dtype)
     if not all(arrays[name].shape[axis] for name in ("draws.tau", "draws.count") for axis in range(4)):
         raise ValueError("it holds no draws")

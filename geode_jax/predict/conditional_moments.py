@@ -141,7 +141,8 @@ def _in_space(
     if seen.given is not None and wanted.noise is not None:
         # what the observed features are off the point is their noise, which tells of the others' noise
         point, basis = lax.map(lambda pair: _told(seen, *pair), (row, point, basis))
-        variance *= wanted.noise.variance
+        if with_variance:
+            variance *= wanted.noise.variance
     mean = jnp.take_along_axis(seen.space.features(point), index, axis=1)
     if not with_variance:
         return mean, variance
@@ -158,15 +159,26 @@ def _in_space(
 
 
 def _told(
-    seen: RowsInSpace, row: Int[Array, ""], point: Float[Array, "p1"], basis: Float[Array, "p1 d"]
+    seen: RowsInSpace,
+    row: Int[Array, ""],
+    point: Float[Array, "p1"],
+    basis: Float[Array, "p1 d"],
+    noise: Float[Array, "D"] | None = None,
 ) -> tuple[Float[Array, "p1"], Float[Array, "p1 d"]]:
-    """A point of the space and a basis there, with the noise that a row's observed features tell of."""
+    """A point of the space and a basis there, with the noise that a row's observed features tell of.
+
+    `noise`: what of it is known at the observed features, 0 elsewhere.
+    """
     assert seen.given is not None
     assert seen.space.root is not None
-    given, ratio = seen.given.of_row(row), seen.space.root.ratio
+    given, root = seen.given.of_row(row), seen.space.root
     step = given.base + jnp.matmul(given.told, seen.own[row] - point[:-1], precision=HIGHEST)
+    if noise is not None:
+        along = jnp.matmul(noise, seen.space.axes[:, : root.num_axes], precision=HIGHEST) * root.excess / root.outside
+        step -= jnp.matmul(jnp.matmul(given.spread, along, precision=HIGHEST), given.spread, precision=HIGHEST)
     turned = jnp.matmul(given.told, basis[:-1], precision=HIGHEST)
-    return point.at[: ratio.size].add(step / ratio), basis.at[: ratio.size].add(-turned / ratio[:, None])
+    some = slice(root.num_axes)
+    return point.at[some].add(step / root.ratio), basis.at[some].add(-turned / root.ratio[:, None])
 
 
 def _quantile(level: float, weight: Array, mean: Array, deviation: Array) -> Array:
@@ -315,12 +327,10 @@ def conditional_draws(
         if isinstance(seen, RowsInSpace):
             basis = dictionary.bases[tree, where]
             point = dictionary.centres[tree, where] + jnp.matmul(basis, eta, precision=HIGHEST)
-            if seen.given is not None and seen.space.root is not None:
-                noise *= seen.space.root.outside
-                spread = seen.given.of_row(index).spread
-                along = jax.random.normal(jax.random.fold_in(key_eps, 1), spread.shape[:1], dtype)
-                along = sigma * jnp.matmul(along, spread, precision=HIGHEST) / seen.space.root.ratio
-                point = _told(seen, index, point, basis)[0].at[: along.size].add(along)
+            if seen.given is not None:
+                # a joint draw of all features, corrected by its error at the observed ones (Matheron's rule)
+                noise = seen.space.noise(noise)
+                point = _told(seen, index, point, basis, seen.mask[index % seen.mask.shape[0]] * noise)[0]
             drawn = seen.space.features(point)[missing] + noise[missing]
         elif seen.whitening is None or own.noise is None:
             basis = dictionary.bases[tree, where, missing]
