@@ -739,7 +739,7 @@ def test_memory(noise_covariance):
 def test_memory_of_wide_data(monkeypatch):
     """Beside the dictionaries, which are larger than the data, there is never a second set; or they are coordinates."""
     x = candidates.curved_rows(300, 6000)
-    settings = DictionarySettings(num_trees=16, max_rank=10, depth=3, shared_span=None)
+    settings = DictionarySettings(num_trees=16, max_rank=10, depth=3, shared_span=None, noise_covariance=None)
 
     def peak_and_forest():
         tracemalloc.start()
