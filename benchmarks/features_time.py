@@ -39,8 +39,8 @@ def tables() -> list[str]:
     lines = [
         "### Each stage against the number of features",
         "",
-        f"The paper's figure 1: {settings['rows']} rows, one tree, 500 + 500 sweeps, nothing compiled. A noise"
-        " covariance is tried with up to 1000 features, which takes the longer the more there are:",
+        f"The paper's figure 1: {settings['rows']} rows, one tree, 500 + 500 sweeps, nothing compiled. With"
+        " fewer features than twice the rows, a noise covariance takes the longer the more there are:",
         "",
         "![Seconds of each stage against D](../notebooks/features_time.png)",
         "",

@@ -162,6 +162,19 @@ def test_wide_rows_gain_in_coordinates_what_they_gain_in_features(wide):
     assert ours == pytest.approx(theirs, abs=0.03 * (ours - plain[0]))
 
 
+def test_wide_rows_along_one_line():
+    """With a single coordinate there is no axis that could have a deviation of its own."""
+    rng = np.random.default_rng(0)
+    rows = np.outer(rng.normal(size=30), rng.normal(size=80))
+    found = geode_jax.learn_forest(jax.random.key(0), rows, dictionary=dataclasses.replace(SETTINGS, depth=1))
+    assert np.isfinite(found.statistics.residual).all()
+    coordinates = principal_coordinates(rows - rows.mean(axis=0)).coordinates
+    training = Training(coordinates, 80, assign_folds(30, 5, rng))
+    root, covariances = _root_of_rows(training._replace(x=coordinates + 1e-3 * rng.normal(size=coordinates.shape)))
+    assert covariances.num_axes == coordinates.shape[1] - 1 == 0
+    np.testing.assert_allclose(root.deviation, 1.0)
+
+
 def test_which_wide_rows_try_a_covariance():
     """Those in a space of at most as many rows as features are allowed."""
     settings = geode_jax.DictionarySettings(noise_covariance=geode_jax.NoiseCovariance(max_features=50))

@@ -345,6 +345,50 @@ def test_files(wide, tmp_path):
     rest = {name: array for name, array in arrays.items() if name != "row_space"}
     with pytest.raises(ValueError, match="coordinates"):
         geode_jax.Posterior.from_archive({**header, "arrays": sorted(rest)}, rest)
+    more = {**arrays, "noise_root": np.eye(NUM_FEATURES)}
+    with pytest.raises(ValueError, match="'noise_root' is of all features"):
+        geode_jax.Posterior.from_archive({**header, "arrays": sorted(more)}, more)
+    if wide.noise_deviation is not None:
+        growing = arrays | {"noise_deviation": wide.noise_deviation[::-1]}
+        with pytest.raises(ValueError, match="none above the one before it"):
+            geode_jax.Posterior.from_archive(header, growing)
+
+
+def test_few_features_seen_in_noise_of_any_shape():
+    """Fewer than the space has dimensions: what is not seen counts for nothing, also in float32."""
+    rng = np.random.default_rng(0)
+    axes, deviation = np.linalg.qr(rng.normal(size=(90, 20)))[0], np.append(np.geomspace(20.0, 1.06, 15), np.ones(5))
+    deviation /= np.exp(np.log(deviation).sum() / 90)
+    mask = (rng.random((6, 90)) < 0.1).astype(float)
+    x = rng.normal(size=(6, 90))
+    basis = np.append(np.linalg.qr(rng.normal(size=(20, 3)))[0], np.zeros((1, 3)), axis=0)
+    found = []
+    for dtype in (np.float32, np.float64):
+        with jax_settings(dtype):
+            own = [jnp.asarray(values, dtype) for values in (x, mask)]
+            space = Space.of(jnp.asarray(axes, dtype), deviation)
+            assert space.root.num_axes == 15
+            seen = observe_in_space(*own, space, num_seen=30)
+            found.append(
+                [
+                    np.asarray(leaf)
+                    for leaf in (*seen.products(jnp.zeros(21, dtype), jnp.asarray(basis, dtype)), seen.log_det)
+                ]
+            )
+    shape = deviation * np.eye(20)
+    root = np.eye(90) * np.exp(-np.log(deviation).sum() / 70) @ (np.eye(90) - axes @ axes.T) + axes @ shape @ axes.T
+    for row in range(6):
+        some = mask[row] > 0
+        covariance = (root @ root)[np.ix_(some, some)]
+        along = (axes @ shape @ basis[:-1])[some]
+        expected = along.T @ np.linalg.solve(covariance, along)
+        np.testing.assert_allclose(found[1][0][row], expected, atol=1e-9)
+        np.testing.assert_allclose(found[0][0][row], expected, atol=1e-5)
+        inverse = np.linalg.solve(covariance, x[row, some])
+        np.testing.assert_allclose(found[1][1][row], along.T @ inverse, atol=1e-8)
+        assert found[1][2][row] == pytest.approx(x[row, some] @ inverse, abs=1e-8)
+        for single, atol in ((found[1], 1e-9), (found[0], 1e-4)):
+            assert single[3][row] == pytest.approx(np.linalg.slogdet(covariance)[1], abs=atol)
 
 
 @pytest.mark.slow

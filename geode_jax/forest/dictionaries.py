@@ -62,7 +62,11 @@ def learn(
     trees = [(partition, plan.subspaces(chosen.rank, seed)) for partition, seed in zip(partitions, seeds, strict=True)]
     axes: Axes | None = None
     if (roots := chosen.roots) is not None:
-        own, folds = roots[0], training.own_folds
+        own, folds, deviation = roots[0], training.own_folds, None
+        if space is not None:
+            axes, deviation = _whitened_axes(axes_of(x, space), own)
+        del x, space
+        release_free_memory()
         known = () if chosen.first is None else (chosen.first,)
         chosen = chosen._replace(first=None)
         found = learn_whitened_subspaces(
@@ -74,10 +78,8 @@ def learn(
             known,
         )
         training, scales = whiten_training(training, roots), scales * own.unit
-        if space is None:
-            return Learned(training, partitions, found, scales, None, own.matrix, None, chosen)
-        axes, deviation = _whitened_axes(axes_of(x, space), own)
-        return Learned(training, partitions, found, scales, axes, None, deviation, chosen)
+        matrix = own.matrix if axes is None else None
+        return Learned(training, partitions, found, scales, axes, matrix, deviation, chosen)
     if space is not None:
         axes = axes_of(x, space, None if chosen.span is None else chosen.span.bases[0])
     del x, space

@@ -42,7 +42,7 @@ from geode_jax.rows.training import Training
 from geode_jax.rows.view import Product, Rows, View, as_array
 
 NUM_ROUNDS = 3
-# Nats per row and feature that a noise covariance must gain: with one, predictions cost O(D^2).
+# Nats per row and feature that a noise covariance must gain: with one, predictions cost more, O(D^2) with all features.
 LEAST_GAIN = 0.01
 # Least deviation relative to the mean deviation: constant features have none, and float32 does not resolve less.
 FLOOR = 0.02
@@ -55,7 +55,8 @@ class NoiseRoot(NamedTuple):
     """Noise covariance up to a factor, ``R R`` with the symmetric ``R = axes diag(deviation) axes'`` and det R = 1.
 
     `axes` (p, p): orthonormal columns. `deviation` (p,). `unit`: root mean square of ``R^{-1} x`` over the data. With
-    fewer coordinates p than features, R has the last deviation in all other directions.
+    fewer coordinates p than features, this is R's part along the coordinates; in all other directions it has the last
+    deviation, and its determinant is that in R^D.
     """
 
     axes: np.ndarray
@@ -91,12 +92,14 @@ class Covariances(NamedTuple):
         return self.num_features - self.variance.size
 
     def mean(self, values: np.ndarray) -> float:
-        """Mean over R^D of values along the axes, (p,), the last of which is that of all other directions."""
+        """Mean over R^D of values along the axes, (p,); directions without a coordinate have the last of them."""
         return float((values.sum() + self.num_outside * values[-1]) / self.num_features)
 
     def roots(self, deviation: np.ndarray) -> list[NoiseRoot]:
         """Roots for all rows and without each fold, with the same deviations (p,), up to a factor, along their axes."""
         deviation = np.maximum(deviation, max(FLOOR * self.mean(deviation), np.finfo(float).tiny))
+        if self.num_outside:
+            deviation = np.where(deviation < LEAST_RATIO * deviation[-1], deviation[-1], deviation)
         deviation = deviation / np.exp(self.mean(np.log(deviation)))
         unit = float(np.sqrt(np.sum(self.variance / np.square(deviation)) / self.num_features))
         return [NoiseRoot(axes, deviation, unit) for axes in self.axes]
@@ -112,7 +115,6 @@ class Covariances(NamedTuple):
         square = np.append(square[own], square[self.num_axes :].sum())
         share = np.append(share[own], share[self.num_axes :].sum() + num_rows * self.num_outside)
         levels = isotonic_regression(square / share, weights=share, increasing=False).x
-        levels[levels < LEAST_RATIO**2 * levels[-1]] = levels[-1]
         return np.append(levels, np.full(self.variance.size - levels.size, levels[-1]))
 
 
@@ -140,7 +142,7 @@ def learn_covariances(training: Training) -> Covariances:
         return Covariances(every, variance, size, size)
     every[0] = np.eye(size)  # coordinates are along the principal axes of all rows
     fewest = int(moments.num_rows.sum() - moments.num_rows[1:].max())
-    return Covariances(every, variance, training.num_features, max(1, min(size - 1, fewest - 1)))
+    return Covariances(every, variance, training.num_features, max(0, min(size - 1, fewest - 1)))
 
 
 def learn_whitened_subspaces(

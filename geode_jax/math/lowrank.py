@@ -164,10 +164,14 @@ def system_factor(
     gram: Float[Array, "*#batch d d"],
     amplitude: Float[Array, "*#batch d"],
     after: Float[Array, "*#batch _"] | None = None,
+    terms: int | None = None,
 ) -> Float[Array, "*#batch d d"]:
-    """Cholesky factor of ``M = I + a G a``, with a the amplitudes; `after` as in :func:`posterior_system`."""
+    """Cholesky factor of ``M = I + a G a``, with a the amplitudes; `after` as in :func:`posterior_system`.
+
+    `terms`: G's diagonal is raised by the rounding error of so many; None is d.
+    """
     one = 1.0 if after is None else _one_after(after, gram.shape[:-2])[..., None, None]
-    return _cholesky(_system(gram, amplitude, one))
+    return _cholesky(_system(gram, amplitude, one, terms))
 
 
 def _one_after(values: Float[Array, "*batch d"], shape: tuple[int, ...]) -> Float[Array, "*#batch"]:
@@ -184,11 +188,12 @@ def _system(
     gram: Float[Array, "*#batch d d"],
     amplitude: Float[Array, "*#batch d"],
     one: Float[Array, "*#batch 1 1"] | float = 1.0,
+    terms: int | None = None,
 ) -> Float[Array, "*#batch d d"]:
     """M, with G's diagonal raised by the rounding error that a sum of products may have."""
     rank, dtype = amplitude.shape[-1], amplitude.dtype
     identity = jnp.eye(rank, dtype=dtype)
-    raised = gram * (1.0 + (4 + rank) * jnp.finfo(dtype).eps * identity)
+    raised = gram * (1.0 + (4 + (rank if terms is None else terms)) * jnp.finfo(dtype).eps * identity)
     return amplitude[..., :, None] * raised * amplitude[..., None, :] + one * identity
 
 

@@ -116,10 +116,10 @@ def outside_deviation(deviation: Float[np.ndarray, "p"], num_features: int) -> f
 
 
 class GivenSeen(eqx.Module):
-    """What the noise of the observed features, at a point v of the space, tells of that along the columns of S.
+    """What the noise of the observed features, off a point v of the space, tells of the noise of z along the space.
 
-    Along those of larger deviation, of z, it is of mean ``(told (w - v) + base) / ratio``, and its covariance is
-    ``spread'spread / ratio^2`` in units of sigma2.
+    Along the columns of larger deviation that has the mean ``(told (w - v) + base) / ratio``, and the covariance
+    ``spread'spread / ratio^2`` in units of sigma2; along the others it is not told of.
     """
 
     told: Float[Array, "#b r p"]
@@ -258,12 +258,15 @@ def _whitened(seen: RowsInSpace, root: SpaceRoot) -> RowsInSpace:
 
     In units of the deviation outside, the noise of the observed features has the covariance ``I + S_J g^2 S_J'`` at O,
     with J the columns of larger deviation d. With H the Gram matrix and ``M = I + g H_JJ g``, whose inverse all follows
-    from, no term is a difference of much larger ones: that of J with itself is ``(d/g) (I - M^{-1}) (d/g)``.
+    from, no term is a difference of much larger ones where features enough are seen: that of J with itself is
+    ``(d/g) (I - M^{-1}) (d/g)``. Of directions that are not seen it is zero to within rounding
+    (`predict/distance.py`).
     """
     r, excess, ratio, outside = root.num_axes, root.excess, root.ratio, root.outside
     gram, pull = seen.gram, seen.pull / outside
     identity = jnp.eye(r, dtype=gram.dtype)
-    factor = system_factor(gram[:, :r, :r], excess, seen.own)
+    # raised by as much as for hundreds of terms, directions that are not seen would count as seen, if little
+    factor = system_factor(gram[:, :r, :r], excess, seen.own, terms=0)
     spread = lax.linalg.triangular_solve(factor, jnp.broadcast_to(identity, factor.shape), left_side=True, lower=True)
     inverse = jnp.matmul(jnp.swapaxes(spread, 1, 2), spread, precision=HIGHEST)
     other = excess[:, None] * gram[:, :r, r:]  # g H_JF, with F the other columns

@@ -93,6 +93,8 @@ def check_coordinates(arrays: Mapping[str, np.ndarray], sizes: Sizes) -> None:
     """Raise ValueError unless dictionaries of a file have as many coordinates as its features or row space ask for."""
     if "row_space" not in arrays and "noise_deviation" in arrays:
         raise ValueError("'noise_deviation' is of coordinates in a 'row_space', which is missing")
+    if "row_space" in arrays and "noise_root" in arrays:
+        raise ValueError("'noise_root' is of all features, and dictionaries have coordinates in a 'row_space'")
     expected = sizes["p"] + 1 if "p" in sizes else sizes["V"]
     if sizes["c"] != expected or expected > sizes["V"]:
         raise ValueError(f"dictionaries have {sizes['c']} coordinates, expected {expected} for {sizes['V']} features")

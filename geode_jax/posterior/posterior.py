@@ -221,7 +221,10 @@ class Posterior(eqx.Module):
         return None if mode == self.found.rank == self.found.rank_limit else mode
 
     def spread_out(self) -> "Posterior":
-        """The same posterior without a `row_space`: its dictionary has V coordinates, and may take much memory."""
+        """The same posterior without a `row_space`: its dictionary has V coordinates, and may take much memory.
+
+        So may the root of a noise covariance, (V, V).
+        """
         if self.row_space is None:
             return self
         with jax_settings(self.dtype):
@@ -230,7 +233,8 @@ class Posterior(eqx.Module):
         if root is not None:
             axes = np.asarray(self.row_space, np.float64)
             outside = outside_deviation(root, len(axes))
-            root = outside * np.eye(len(axes)) + (axes * (root - outside)) @ axes.T
+            root = (axes * (root - outside)) @ axes.T
+            root[np.diag_indices_from(root)] += outside
         return dataclasses.replace(self, dictionary=dictionary, row_space=None, noise_deviation=None, noise_root=root)
 
     def replicated(self, mesh: Mesh | None) -> "Posterior":

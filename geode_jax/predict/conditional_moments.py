@@ -349,6 +349,7 @@ def conditional_draws(
     number = num_rows * num_samples
     keys = jax.vmap(lambda own: jax.random.split(jax.random.fold_in(key, own), num_samples))(row).reshape(number)
     index = jnp.repeat(jnp.arange(num_rows), num_samples)
-    # the same number at a time throughout: a remainder would be compiled as well
-    drawn = lax.map(lambda inputs: one_draw(*inputs), (keys, index), batch_size=math.gcd(number, SAMPLES_AT_ONCE))
+    # the same number at a time throughout: a remainder would be compiled as well; one where each copies large matrices
+    at_once = 1 if isinstance(seen, RowsInSpace) and seen.given is not None else math.gcd(number, SAMPLES_AT_ONCE)
+    drawn = lax.map(lambda inputs: one_draw(*inputs), (keys, index), batch_size=at_once)
     return wanted.placed(drawn.reshape(num_rows, num_samples, -1), features, num_features)

@@ -32,6 +32,9 @@ FARTHEST_IN_FLOAT32 = 4.0
 # them.
 LARGEST_SIGNAL = 2e6
 
+# With a noise covariance there, the rounding error is up to ten times as large (`_whitened` in math/rows_in_space.py).
+LARGEST_SIGNAL_IN_NOISE = 2e5
+
 # The same for classes in a common span, over the noise outside and over that inside: their covariances are summed and
 # factored as they are (predict/class_span.py), and small eigenvalues are lost in the rounding of large ones. At this
 # ratio log densities in float32 are off by some hundredths of a nat.
@@ -82,8 +85,11 @@ def _needs_digits(posterior: Posterior | ClassPosterior) -> bool:
             for one in posterior.members
         )
     members = posterior.members if isinstance(posterior, ClassPosterior) else (posterior,)
-    limit = np.log(LARGEST_SIGNAL)
-    return any(one.row_space is not None and _has_signal_above(one, limit) for one in members)
+    return any(
+        _has_signal_above(one, np.log(LARGEST_SIGNAL if one.noise_deviation is None else LARGEST_SIGNAL_IN_NOISE))
+        for one in members
+        if one.row_space is not None
+    )
 
 
 def _has_signal_above(posterior: Posterior, limit: float, log_noise: ArrayLike | None = None) -> bool:
