@@ -122,8 +122,7 @@ OLDER = (
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
     " `scenarios` with 15,000 features.",
     "- A noise covariance that is tried where features are at least twice as many as rows: `scenarios`, `smoothness`,"
-    " `wide`, `features_time`, linear data in `dimension`, and 600 rows of 15,000 features in `memory`. Their noise is"
-    " isotropic; in trials about planes the covariance was then not taken.",
+    " `wide`, `features_time`, linear data in `dimension`, and 600 rows of 15,000 features in `memory`.",
     "- Refined cuts: iris and the curved sheet in `gpu`.",
     "- Rows with missing values in coordinates of the space that all rows span, and first fills chosen on some of very"
     " many features: times of stage one in `missing_time` (in a trial they became shorter).",

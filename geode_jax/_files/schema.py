@@ -31,8 +31,8 @@ LOG_PROBABILITY = Rule("numbers of at most 0", lambda values, _: bool((values <=
 SHARE = Rule("numbers between 0 and 1", lambda values, _: bool(((values >= 0) & (values <= 1 + 1e-5)).all()))
 
 
-def _is_decreasing(values: np.ndarray, _: Sizes) -> bool:
-    return bool((np.isfinite(values) & (values > 0)).all() and (np.diff(values) <= 0).all())
+def _is_decreasing(values: np.ndarray, sizes: Sizes) -> bool:
+    return POSITIVE.holds(values, sizes) and bool((np.diff(values) <= 0).all())
 
 
 DECREASING = Rule("positive finite numbers, none above the one before it", _is_decreasing)
