@@ -1,5 +1,7 @@
 """Features in different units: each is divided by its own deviation where held-out rows tell so, and only there."""
 
+from unittest import mock
+
 import jax
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from geode_jax.fitting.classes import _common_coordinates
 from geode_jax.fitting.stages import Request
 from geode_jax.forest.feature_scales import find_units
 from geode_jax.forest.plan import Plan
-from geode_jax.learning.feature_noise import NoiseOptions, _shrunk, learn_feature_scales
-from geode_jax.learning.units import _deviations
+from geode_jax.learning import units
+from geode_jax.learning.feature_noise import NoiseOptions, _shrunk, learn_feature_scales, price_of_unseen
+from geode_jax.learning.units import _deviations, _power_sums
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.frame import learn_frame, to_model
 
@@ -53,9 +56,32 @@ def test_columns_in_one_unit_keep_it(curve):
 def test_a_pixel_that_is_rarely_lit_is_as_bright_as_the_others():
     x = np.zeros((1000, 2))
     x[::2, 0], x[1::2, 0], x[::100, 1] = -1.0, 1.0, 1.0
-    np.testing.assert_allclose(_deviations(x), np.sqrt(1 / 3), rtol=0.02)
+    np.testing.assert_allclose(_deviations(_power_sums(x)), np.sqrt(1 / 3), rtol=0.02)
     rng = np.random.default_rng(0)
-    assert _deviations(rng.normal(size=(100_000, 1)))[0] == pytest.approx(1.0, abs=0.01)
+    assert _deviations(_power_sums(rng.normal(size=(100_000, 1))))[0] == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_pixels_that_few_rows_light_keep_the_unit_of_all(is_partial):
+    """Half of them are lit in one row of a hundred: their own deviations are not known to rows that light them."""
+    rng, number = np.random.default_rng(0), 200
+    is_lit = rng.random((100, number)) < np.where(np.arange(number) < number // 2, 0.01, 0.5)
+    x = np.where(is_lit, 200.0 * rng.random(is_lit.shape), 0.0) + rng.random(is_lit.shape)
+    if is_partial:
+        x[rng.random(x.shape) < 0.1] = np.nan
+    np.testing.assert_array_equal(units_of(x), 1.0)
+    priced = []
+    with mock.patch.object(units, "price_of_unseen", lambda *rest: priced.append(price_of_unseen(*rest)) or 0.0):
+        assert (units_of(x) != 1.0).any()
+    assert priced[0].mean() > 2.0 * number
+
+
+def test_units_of_many_rows_are_known_without_one_fold(curve):
+    """A feature's deviation is off by a share of (2 n)^-1/2, which costs each fold's rows next to nothing."""
+    priced = []
+    with mock.patch.object(units, "price_of_unseen", lambda *rest: priced.append(price_of_unseen(*rest)) or priced[0]):
+        units_of(curve * FACTOR)
+    assert abs(priced[0].mean()) < 0.02 * 20
 
 
 def test_units_leave_no_trace_in_the_forest(curve):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from geode_jax.forest.plan import Plan
-from geode_jax.learning.feature_noise import FeatureScales, NoiseOptions, learn_feature_scales
+from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
 from geode_jax.learning.units import UnitsTrial, choose_units
 from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
@@ -27,11 +27,7 @@ def find_units(x: Rows, plan: Plan, seed: int, processes: Processes = ALONE) -> 
     options = plan.noise(seed)
     if options is None:
         return np.ones(x.shape[1]), (Decision("units", "one for all features", "all features have the same noise"),)
-
-    def learn_scales(rows: np.ndarray, is_observed: np.ndarray | None, cells: Partition) -> FeatureScales:
-        return learn_feature_scales(rows, is_observed, cells, options)
-
-    trial = choose_units(x, learn_scales, plan.tree, plan.max_rank, seed, processes)
+    trial = choose_units(x, options, plan.tree, plan.max_rank, seed, processes)
     return trial.divisors, (_decision(trial),)
 
 

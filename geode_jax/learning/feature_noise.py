@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.decompositions import EXACT_MAX_SIDE, Tolerance
-from geode_jax.learning.evidence import cross_fitted_evidence, judged_rows
+from geode_jax.learning.evidence import Evidence, cross_fitted_evidence, evidence_of, judged_rows
 from geode_jax.learning.row_combinations import held_out_combinations
-from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
+from geode_jax.learning.subspaces import SubspaceOptions, empty_subspaces, learn_subspaces, with_common_ranks
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import assign_folds, fold_sizes
@@ -49,6 +50,11 @@ def middle_cells(partition: Partition) -> Partition:
     return Partition.among(partition.processes, 0, tuple(partition.cells[k] for k in covering))
 
 
+def noise_folds(num_rows: int, options: NoiseOptions) -> np.ndarray:
+    """The fold of every row, (n,), in which its residuals are taken."""
+    return assign_folds(num_rows, options.num_folds, np.random.default_rng(options.seed))
+
+
 def learn_feature_scales(
     x: Rows, is_observed: np.ndarray | None, cells: Partition, options: NoiseOptions
 ) -> FeatureScales:
@@ -65,8 +71,7 @@ def learn_feature_scales(
     where `is_observed` is False, are ignored.
     """
     processes, num_features = cells.processes, x.shape[1]
-    rng = np.random.default_rng(options.seed)
-    folds = processes.own_part(assign_folds(processes.count(x.shape[0]), options.num_folds, rng))
+    folds = processes.own_part(noise_folds(processes.count(x.shape[0]), options))
     training = Training(x, num_features, folds, is_observed, processes=processes).judging(ENOUGH_ROWS)
     largest = min(options.max_rank, max(1, num_features // 2))
     ranks = dict.fromkeys(max(1, largest // part) for part in (1, 4, 16))
@@ -87,6 +92,44 @@ def learn_feature_scales(
         return FeatureScales(scales, log_density - jacobian, rows)
 
     return max(map(held_out, candidates), key=lambda found: float(found.log_density.mean()))
+
+
+def price_of_unseen(
+    x: np.ndarray, is_observed: np.ndarray | None, cells: Partition, options: NoiseOptions, relative: np.ndarray
+) -> np.ndarray:
+    """What rows lose in log density, (m,), if divisors of the features are learned without their fold.
+
+    x, (n, D), was divided by what was learned from all of its rows; `relative`, (F, D), is the same without each of the
+    :func:`noise_folds`, over that. All features then have the same noise. The mixture is that of all rows in either
+    case, as in a fit: one of rows that are far off for want of divisors that know them would have a component for them.
+    """
+    folds = noise_folds(len(x), options)
+    training = Training(x, x.shape[1], folds, is_observed).judging(ENOUGH_ROWS)
+    rows = judged_rows(training.own_folds)
+    known = _equally_noisy(training, cells, options, np.ones_like(relative))
+    unseen = _equally_noisy(training, cells, options, relative)
+    of_known, of_unseen = (
+        special.logsumexp(known.mixture.log_densities(each.rows), axis=0) for each in (known, unseen)
+    )
+    return of_known - of_unseen + np.sum(training.mask[rows] * np.log(relative)[folds[rows]], axis=1)
+
+
+def _equally_noisy(training: Training, cells: Partition, options: NoiseOptions, divisors: np.ndarray) -> Evidence:
+    """Evidence of features of the same noise, of which every fold has its own divisors, (F, D).
+
+    A row's features, and those of the rows that the dictionary without its fold is learned from, are over these.
+    """
+    x, folds = training.x, training.own_folds
+    rows, num_folds = judged_rows(folds), len(training.holdouts) - 1
+    subspaces = SubspaceOptions(options.max_rank, options.seed)
+    centres, bases = empty_subspaces(1 + num_folds, len(cells.cells), x.shape[1], subspaces.max_rank, x.dtype)
+    judged, ranks = np.empty((rows.size, x.shape[1]), x.dtype), []
+    for fold in range(num_folds):  # the dictionary of all rows is not used
+        own, out, inside = View(x, divisors[fold]), slice(1 + fold, 2 + fold), folds[rows] == fold
+        ranks.append(learn_subspaces(own, cells, subspaces, folds, [(fold,)], (centres[out], bases[out])).ranks)
+        judged[inside] = own[rows[inside]]
+    sample = training.taken(rows)._replace(x=judged)
+    return evidence_of(sample, rows, cells, with_common_ranks(centres, bases, np.stack(ranks)))
 
 
 def _scales_off_subspaces(training: Training, cells: Partition, rank: int, options: NoiseOptions) -> np.ndarray:
