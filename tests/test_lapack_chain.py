@@ -116,13 +116,14 @@ def test_no_product_is_rounded_to_ten_bits(arguments):
         assert text.count("dot_general[") == text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") > 0
 
 
-@pytest.fixture(params=["isotropic", "shaped", "ranked", "space", "shaped space"])
+@pytest.fixture(params=["isotropic", "shaped", "ranked", "space", "shaped space", "ranked space"])
 def arguments(posterior, request, monkeypatch):
     """Nodes, draws and rows: isotropic noise, that of a covariance, nodes ranked by one direction, nodes in a space.
 
-    "shaped space" has a noise covariance there.
+    "shaped space" has a noise covariance there, and in "ranked space" it ranks nodes by one direction.
     """
-    if request.param == "ranked":
+    is_ranked = request.param.startswith("ranked")
+    if is_ranked:
         for module in (mixture, nodes):
             monkeypatch.setattr(module, "SCREEN_RANK", 1)
         jax.clear_caches()  # what was traced with the package's own
@@ -131,14 +132,14 @@ def arguments(posterior, request, monkeypatch):
         noise = SharedNoise.of(identity) if request.param in ("shaped", "ranked") else None
         seen = observe_rows(x, jnp.ones_like(x), noise, num_seen=6)
         if "space" in request.param:
-            deviation = DEVIATION if request.param == "shaped space" else None
+            deviation = None if request.param == "space" else DEVIATION
             seen = observe_in_space(x, jnp.ones_like(x), Space.of(identity[:, :5], deviation), num_seen=6)
         found = nodes.Nodes(posterior.dictionary, None)
-        if noise is not None:
-            found = nodes.Nodes.of(posterior.dictionary, identity)
-        assert (found.ranking is not None) == (request.param == "ranked")
+        if noise is not None or request.param == "ranked space":
+            found = nodes.Nodes.of(posterior.dictionary, identity if noise is not None else None)
+        assert (found.ranking is not None) == is_ranked
         yield found, jax.tree.map(jnp.asarray, posterior.thin(4)), seen
-    if request.param == "ranked":
+    if is_ranked:
         jax.clear_caches()
 
 

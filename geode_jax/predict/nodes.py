@@ -2,8 +2,8 @@
 
 Where rows have different masks, the products of a node's directions over the features differ from row to row. So nodes
 with many directions are first ranked by the leading ones; the rest counts as noise. With a noise covariance a row must
-be whitened too, which takes as many multiplications for every vector as the square of the observed features. It is done
-for one span, and nodes are ranked by their coordinates there.
+be whitened too, which takes as many multiplications for every vector as the square of the observed features, or of the
+dimensions of a space that all rows are in. It is done for one span, and nodes are ranked by their coordinates there.
 """
 
 from typing import TypeAlias
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from geode_jax._typing import Array, Float
 from geode_jax.math.lowrank import HIGHEST, least_squares, orthonormal
-from geode_jax.math.rows_in_space import SeenRows
+from geode_jax.math.rows_in_space import RowsInSpace, SeenRows
 from geode_jax.model.dictionary import Dictionary, coloured
 
 SCREEN_RANK = 16  # leading directions by which nodes are ranked
@@ -39,6 +39,7 @@ class Ranking(eqx.Module):
     nodes: NodesInSpan
 
     @classmethod
+    @eqx.filter_jit
     def of(cls, forest: Dictionary) -> "Ranking":
         """That of a forest."""
         span, centre = orthonormal(forest.bases[0, 0]), forest.centres[0, 0]
@@ -54,9 +55,11 @@ class Nodes(eqx.Module):
     ranking: Ranking | None
 
     @classmethod
-    @eqx.filter_jit
-    def of(cls, dictionary: Dictionary, root: Float[Array, "D D"]) -> "Nodes":
-        """The nodes of a dictionary in model coordinates; `root`: of the noise covariance."""
+    def of(cls, dictionary: Dictionary, root: Float[Array, "D D"] | None) -> "Nodes":
+        """The nodes of a dictionary in model coordinates; `root`: of the noise covariance, None in a space.
+
+        In a space rows bring the noise covariance with them (math/rows_in_space.py).
+        """
         forest = coloured(dictionary, root)
         return cls(forest, Ranking.of(forest) if is_ranked(forest) else None)
 
@@ -76,7 +79,7 @@ class SeenInSpan(eqx.Module):
     @classmethod
     def of(cls, ranking: Ranking | None, seen: SeenRows) -> "SeenInSpan | None":
         """The products of these rows; None where these rank nodes by their own products, with few features seen."""
-        if ranking is None or seen.whitening is None or seen.whitening.index.shape[1] < 2 * ranking.span.shape[1]:
+        if ranking is None or _size(seen) < 2 * ranking.span.shape[1]:
             return None
         gram, cross, squared = seen.products(ranking.centre, ranking.span)
         own = least_squares(gram, cross)
@@ -92,3 +95,10 @@ class SeenInSpan(eqx.Module):
             jnp.einsum("kqr,kbq->kbr", nodes.bases, pulled, precision=HIGHEST),
             self.rest + jnp.sum(off * pulled, axis=-1),
         )
+
+
+def _size(seen: SeenRows) -> int:
+    """How many numbers a vector has where products with it are taken; 0 where no noise covariance makes them costly."""
+    if isinstance(seen, RowsInSpace):
+        return 0 if seen.given is None else seen.own.shape[1]
+    return 0 if seen.whitening is None else seen.whitening.index.shape[1]

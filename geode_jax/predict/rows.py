@@ -81,9 +81,9 @@ def nodes_in_features(posterior: Posterior) -> Nodes:
     Kept as long as the posterior's dictionary is: to make them can take longer than to fill in a few rows.
     """
     root = posterior.noise_root
-    if root is None:
+    if root is None and posterior.noise_deviation is None:
         return Nodes(posterior.dictionary, None)
-    parts = [*jax.tree.leaves(posterior.dictionary), root]
+    parts = [*jax.tree.leaves(posterior.dictionary), posterior.noise_deviation if root is None else root]
     key = tuple(map(id, parts))
     found = _NODES_IN_FEATURES.get(key)
     if found is None:
@@ -93,7 +93,8 @@ def nodes_in_features(posterior: Posterior) -> Nodes:
             if mesh is not None:  # several devices could wait for each other in LAPACK
                 dictionary = on_one(dictionary, mesh)
             with lapack_turn(jax.default_backend()):
-                found = jax.block_until_ready(Nodes.of(dictionary, jax.device_put(root.astype(posterior.dtype))))
+                given = None if root is None else jax.device_put(root.astype(posterior.dtype))
+                found = jax.block_until_ready(Nodes.of(dictionary, given))
             if mesh is not None:
                 found = jax.device_put(found, everywhere(mesh))
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(found)):
