@@ -269,7 +269,7 @@ def test_rows_are_filled_in_at_their_missing_features_only(posterior, data, monk
 @pytest.mark.parametrize("posterior", ["shaped"], indirect=True)
 def test_the_nodes_over_the_features_are_kept_as_long_as_the_dictionary(posterior):
     gc.collect()
-    before = len(rows_module._NODES_IN_FEATURES)
+    before = len(rows_module._KEPT)
     own = eqx.tree_at(lambda it: it.dictionary.bases, posterior, posterior.dictionary.bases + 0.0)
     nodes = rows_module.nodes_in_features(own)
     assert rows_module.nodes_in_features(own) is nodes
@@ -281,10 +281,10 @@ def test_the_nodes_over_the_features_are_kept_as_long_as_the_dictionary(posterio
     jax.jit(
         lambda: rows_module.nodes_in_features(dataclasses.replace(own, noise_root=2.0 * np.eye(6))).dictionary.bases
     )()
-    assert len(rows_module._NODES_IN_FEATURES) == before + 3
+    assert len(rows_module._KEPT) == before + 3
     del own, moved, plain, nodes
     gc.collect()
-    assert len(rows_module._NODES_IN_FEATURES) == before
+    assert len(rows_module._KEPT) == before
 
 
 @pytest.mark.parametrize("posterior", ["shaped"], indirect=True)

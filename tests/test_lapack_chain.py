@@ -134,9 +134,11 @@ def arguments(posterior, request, monkeypatch):
         if "space" in request.param:
             deviation = None if request.param == "space" else DEVIATION
             seen = observe_in_space(x, jnp.ones_like(x), Space.of(identity[:, :5], deviation), num_seen=6)
-        found = nodes.Nodes(posterior.dictionary, None)
-        if noise is not None or request.param == "ranked space":
-            found = nodes.Nodes.of(posterior.dictionary, identity if noise is not None else None)
+        if noise is not None:
+            found = nodes.Nodes.of(posterior.dictionary, identity)
+        else:
+            ranking = nodes.Ranking.of(posterior.dictionary) if is_ranked else None
+            found = nodes.Nodes(posterior.dictionary, ranking)
         assert (found.ranking is not None) == is_ranked
         yield found, jax.tree.map(jnp.asarray, posterior.thin(4)), seen
     if is_ranked:

@@ -56,9 +56,9 @@ def test_columns_in_one_unit_keep_it(curve):
 def test_a_pixel_that_is_rarely_lit_is_as_bright_as_the_others():
     x = np.zeros((1000, 2))
     x[::2, 0], x[1::2, 0], x[::100, 1] = -1.0, 1.0, 1.0
-    np.testing.assert_allclose(_deviations(_power_sums(x)), np.sqrt(1 / 3), rtol=0.02)
+    np.testing.assert_allclose(_deviations(_power_sums(x))[0], np.sqrt(1 / 3), rtol=0.02)
     rng = np.random.default_rng(0)
-    assert _deviations(_power_sums(rng.normal(size=(100_000, 1))))[0] == pytest.approx(1.0, abs=0.01)
+    assert _deviations(_power_sums(rng.normal(size=(100_000, 1))))[0][0] == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("is_partial", [False, True])
@@ -71,7 +71,9 @@ def test_pixels_that_few_rows_light_keep_the_unit_of_all(is_partial):
         x[rng.random(x.shape) < 0.1] = np.nan
     np.testing.assert_array_equal(units_of(x), 1.0)
     priced = []
-    with mock.patch.object(units, "price_of_unseen", lambda *rest: priced.append(price_of_unseen(*rest)) or 0.0):
+    with mock.patch.object(
+        units, "price_of_unseen", lambda *rest: priced.append(price_of_unseen(*rest)) or np.zeros(1)
+    ):
         assert (units_of(x) != 1.0).any()
     assert priced[0].mean() > 2.0 * number
 
@@ -82,6 +84,32 @@ def test_units_of_many_rows_are_known_without_one_fold(curve):
     with mock.patch.object(units, "price_of_unseen", lambda *rest: priced.append(price_of_unseen(*rest)) or priced[0]):
         units_of(curve * FACTOR)
     assert abs(priced[0].mean()) < 0.02 * 20
+
+
+@pytest.mark.parametrize("value", [1e-3, 1.0, 1e6])
+def test_a_column_that_varies_in_one_row_leaves_the_others_their_units(curve, value):
+    rare = np.where(np.arange(len(curve)) == 17, value, 0.0)
+    found = units_of(np.column_stack([curve * FACTOR, rare]))[:-1] / FACTOR
+    assert found.max() < 3.0 * found.min()
+
+
+def test_a_slip_of_the_decimal_point_leaves_other_columns_their_units(curve):
+    curve[17, 2] *= 1000.0
+    found = np.delete(units_of(curve * FACTOR) / FACTOR, 2)
+    assert found.max() < 3.0 * found.min()
+
+
+def test_deviations_where_nothing_or_next_to_nothing_varies():
+    """They are those of the other columns, whatever rounding leaves of differences of sums; no NaN, no warning."""
+    x = np.random.default_rng(0).normal(size=(100, 4))
+    x[:, 1], x[:, 2] = 0.0, 3.0
+    sums = _power_sums(x)
+    sums[1:, 1] = 1e-8, 1e-30, 1e-40, 0.0
+    deviations, varies = _deviations(sums)
+    np.testing.assert_array_equal(varies, [True, False, False, True])
+    np.testing.assert_allclose(deviations[1:3], np.sqrt(deviations[0] * deviations[3]))
+    every, _ = _deviations(_power_sums(np.ones((5, 2))))
+    np.testing.assert_array_equal(every, 1.0)
 
 
 def test_units_leave_no_trace_in_the_forest(curve):

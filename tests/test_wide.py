@@ -1,6 +1,7 @@
 """Far fewer rows than features: everything is as in coordinates of all features, in a fraction of the memory."""
 
 import dataclasses
+import gc
 from unittest import mock
 
 import equinox as eqx
@@ -25,11 +26,13 @@ from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
 from geode_jax.learning.shared_span import learn_dictionaries, try_spans
 from geode_jax.learning.subspaces import SubspaceOptions
 from geode_jax.math import rows_in_space
-from geode_jax.math.rows_in_space import RowsInSpace, Space, observe_in_space
+from geode_jax.math.rows_in_space import RowsInSpace, Space, _whitened, observe_in_space
 from geode_jax.math.whitening import observe_rows
 from geode_jax.model.dictionary import spread_out
 from geode_jax.partition.metis import Partition, partition_rows
 from geode_jax.partition.neighbours import neighbour_graph
+from geode_jax.predict import rows as rows_module
+from geode_jax.predict.conditional_moments import _told
 from geode_jax.predict.distance import in_float64
 from geode_jax.predict.rows import node_in_features
 from geode_jax.rows import row_space
@@ -296,6 +299,24 @@ def test_nodes_ranked_by_few_directions(wide, hidden, monkeypatch):
     found, expected = (geode_jax.log_density(one, hidden[34:], num_candidates=2) for one in (wide, wide.spread_out()))
     jax.clear_caches()
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_ranking_is_kept_as_long_as_the_dictionary(wide, monkeypatch):
+    """And the dictionary, which is that of all features in a space, is not copied."""
+    gc.collect()
+    before = len(rows_module._KEPT)
+    with jax_settings(np.float64):
+        own = eqx.tree_at(lambda it: it.dictionary.bases, wide, jnp.array(wide.dictionary.bases))
+    assert rows_module.nodes_in_features(own).ranking is None  # few directions
+    monkeypatch.setattr("geode_jax.predict.nodes.SCREEN_RANK", 1)
+    found = rows_module.nodes_in_features(own)
+    assert found.dictionary is own.dictionary
+    assert (found.ranking is None) == (wide.noise_deviation is None)
+    assert rows_module.nodes_in_features(own).ranking is found.ranking
+    del own, found
+    gc.collect()
+    assert len(rows_module._KEPT) == before
+    jax.clear_caches()  # what was traced with one direction
 
 
 @pytest.mark.slow
@@ -568,22 +589,36 @@ def test_scales_are_judged_as_with_all_features(monkeypatch):
 
 
 def test_what_is_seen_may_be_told_from_anywhere():
-    """Statistics do not depend on the coordinates that they are taken about."""
+    """Statistics do not depend on the coordinates that they are taken about, whatever the shape of the noise."""
     rng = np.random.default_rng(0)
+    deviation = np.array([4.0, 2.5, 1.5, 1.0, 1.0, 1.0])
+    deviation /= np.exp(np.log(deviation).sum() / 30)
     with jax_settings(np.float64):
-        space = np.linalg.qr(rng.normal(size=(30, 6)))[0]
+        axes = np.linalg.qr(rng.normal(size=(30, 6)))[0]
         x, mask = rng.normal(size=(4, 30)), (rng.random((4, 30)) < 0.6).astype(float)
         centre, basis = np.append(rng.normal(size=6), 0.0), np.linalg.qr(rng.normal(size=(7, 2)))[0]
         basis[-1] = 0.0
-        space, x, mask, centre, basis = map(jnp.asarray, (space, x, mask, centre, basis))
-        seen = jax.jit(lambda *rest: observe_in_space(*rest, num_seen=30))(x, mask, Space(jnp.asarray(space)))
-        own = seen.own + rng.normal(size=(4, 6))
-        error = mask * (x - own @ space.T)
-        moved = RowsInSpace(Space(space), mask, seen.gram, own, error @ space, jnp.sum(jnp.square(error), axis=1))
-        expected = observe_rows(x, mask, None, num_seen=30).statistics(space @ centre[:-1], space @ basis[:-1])
-        for rows in (seen, moved):
+        axes, x, mask, centre, basis = map(jnp.asarray, (axes, x, mask, centre, basis))
+        seen = jax.jit(lambda *rest: observe_in_space(*rest, num_seen=30))(x, mask, Space(axes))
+
+        def about(own, space):
+            error = mask * (x - own @ axes.T)
+            return RowsInSpace(space, mask, seen.gram, own, error @ axes, jnp.sum(jnp.square(error), axis=1))
+
+        elsewhere = seen.own + rng.normal(size=(4, 6))
+        expected = observe_rows(x, mask, None, num_seen=30).statistics(axes @ centre[:-1], axes @ basis[:-1])
+        for rows in (seen, about(elsewhere, Space(axes))):
             for ours, theirs in zip(rows.statistics(centre, basis), expected, strict=True):
                 np.testing.assert_allclose(ours, theirs, atol=1e-7)
+        space = Space.of(axes, deviation)
+        near, far = (_whitened(about(own, space), space.root) for own in (seen.own, elsewhere))
+        assert near.given.told.shape == (4, 3, 6)
+        noise = mask[1] * rng.normal(size=30)
+        found, expected = (
+            (rows.statistics(centre, basis), _told(rows, jnp.asarray(1), centre, basis, noise)) for rows in (far, near)
+        )
+        for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-7)
 
 
 def test_large_signals_take_float64(wide, hidden):

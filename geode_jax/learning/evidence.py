@@ -106,6 +106,11 @@ class Gain(NamedTuple):
         """Whether it is positive by more than two standard errors."""
         return self.mean > 2.0 * self.error
 
+    @property
+    def least(self) -> float:
+        """What it surely is: two standard errors less than its mean, at least 0."""
+        return max(0.0, self.mean - 2.0 * self.error)
+
 
 class Evidence(NamedTuple):
     """How well a dictionary describes a sample of the rows: a mixture fitted to their cross-fitted statistics."""

@@ -8,12 +8,12 @@ from scipy import special
 
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.decompositions import EXACT_MAX_SIDE, Tolerance
-from geode_jax.learning.evidence import Evidence, cross_fitted_evidence, evidence_of, judged_rows
+from geode_jax.learning.evidence import cross_fitted_evidence, evidence_of, judged_rows, statistics_at
 from geode_jax.learning.row_combinations import held_out_combinations
 from geode_jax.learning.subspaces import SubspaceOptions, empty_subspaces, learn_subspaces, with_common_ranks
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
-from geode_jax.rows.folds import assign_folds, fold_sizes
+from geode_jax.rows.folds import assign_folds, each_fold, fold_sizes
 from geode_jax.rows.row_space import principal_coordinates, uses_row_space
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, View
@@ -97,39 +97,32 @@ def learn_feature_scales(
 def price_of_unseen(
     x: np.ndarray, is_observed: np.ndarray | None, cells: Partition, options: NoiseOptions, relative: np.ndarray
 ) -> np.ndarray:
-    """What rows lose in log density, (m,), if divisors of the features are learned without their fold.
+    """What rows lose in log density, (n,), if divisors of the features are learned without their fold.
 
     x, (n, D), was divided by what was learned from all of its rows; `relative`, (F, D), is the same without each of the
     :func:`noise_folds`, over that. All features then have the same noise. The mixture is that of all rows in either
     case, as in a fit: one of rows that are far off for want of divisors that know them would have a component for them.
     """
-    folds = noise_folds(len(x), options)
-    training = Training(x, x.shape[1], folds, is_observed).judging(ENOUGH_ROWS)
-    rows = judged_rows(training.own_folds)
-    known = _equally_noisy(training, cells, options, np.ones_like(relative))
-    unseen = _equally_noisy(training, cells, options, relative)
+    folds, subspaces = noise_folds(len(x), options), SubspaceOptions(options.max_rank, options.seed)
+    holdouts, num_nodes = each_fold(folds), len(cells.cells)
+    rows = np.arange(len(x))
+    judged, found = np.empty_like(x), [learn_subspaces(x, cells, subspaces, folds)]
+    ranks = [found[0].ranks]
+    unseen = empty_subspaces(len(holdouts), num_nodes, x.shape[1], subspaces.max_rank, x.dtype)
+    for number, holdout in enumerate(holdouts[1:], start=1):  # the dictionary of all rows is not used
+        own, out = View(x, relative[number - 1]), slice(number, number + 1)
+        part = unseen[0][out], unseen[1][out]
+        ranks.append(learn_subspaces(own, cells, subspaces, folds, [holdout], part).ranks)
+        judged[folds == number - 1] = own[np.flatnonzero(folds == number - 1)]
+    known, other = (with_common_ranks(*pair, np.stack(ranks)) for pair in (found[0][:2], unseen))
+    training = Training(x, x.shape[1], folds, is_observed)
+    evidence = evidence_of(training, rows, cells, known)
+    residual, squared = statistics_at(training._replace(x=judged), rows, other, evidence.rows.nodes)
     of_known, of_unseen = (
-        special.logsumexp(known.mixture.log_densities(each.rows), axis=0) for each in (known, unseen)
+        special.logsumexp(evidence.mixture.log_densities(seen), axis=0)
+        for seen in (evidence.rows, evidence.rows._replace(residual=residual, squared=squared))
     )
-    return of_known - of_unseen + np.sum(training.mask[rows] * np.log(relative)[folds[rows]], axis=1)
-
-
-def _equally_noisy(training: Training, cells: Partition, options: NoiseOptions, divisors: np.ndarray) -> Evidence:
-    """Evidence of features of the same noise, of which every fold has its own divisors, (F, D).
-
-    A row's features, and those of the rows that the dictionary without its fold is learned from, are over these.
-    """
-    x, folds = training.x, training.own_folds
-    rows, num_folds = judged_rows(folds), len(training.holdouts) - 1
-    subspaces = SubspaceOptions(options.max_rank, options.seed)
-    centres, bases = empty_subspaces(1 + num_folds, len(cells.cells), x.shape[1], subspaces.max_rank, x.dtype)
-    judged, ranks = np.empty((rows.size, x.shape[1]), x.dtype), []
-    for fold in range(num_folds):  # the dictionary of all rows is not used
-        own, out, inside = View(x, divisors[fold]), slice(1 + fold, 2 + fold), folds[rows] == fold
-        ranks.append(learn_subspaces(own, cells, subspaces, folds, [(fold,)], (centres[out], bases[out])).ranks)
-        judged[inside] = own[rows[inside]]
-    sample = training.taken(rows)._replace(x=judged)
-    return evidence_of(sample, rows, cells, with_common_ranks(centres, bases, np.stack(ranks)))
+    return of_known - of_unseen + np.sum(training.mask * np.log(relative)[folds], axis=1)
 
 
 def _scales_off_subspaces(training: Training, cells: Partition, rank: int, options: NoiseOptions) -> np.ndarray:

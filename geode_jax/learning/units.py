@@ -29,6 +29,10 @@ LARGEST_SAMPLE, MOST_FEATURES = 2000, 500
 LEAST_GAIN = 0.1
 # Deviations within this factor of each other are left to the noise scales.
 SMALL_RATIO = 2.0
+# Moments about the mean are known where they are more than this share of those about 0.
+RESOLVED = 1e-10
+# An entry that is further off, in deviations that others tell of, is a surprise in any unit, and costs no more.
+FURTHEST = 50.0
 
 
 class UnitsTrial(NamedTuple):
@@ -48,12 +52,13 @@ def choose_units(
 
     Both are tried on a sample of rows and features: a tree is grown, and noise scales are learned on top. Deviations
     are used only if they clearly raise the held-out density of the rows, Jacobian included, and by more than
-    `LEAST_GAIN` per feature. A row is judged by deviations that are learned without its fold. Missing entries are
-    filled once, where every feature has its own unit, and only observed entries count.
+    `LEAST_GAIN` per feature, less what rows surely lose if deviations are learned without their fold: one or two
+    wild entries do not decide for all. Missing entries are filled once, where every feature has its own unit, and only
+    observed entries count.
     """
     ones = np.ones(x.shape[1])
-    powers = _power_sums(x, processes)
-    deviations = _deviations(powers)
+    sums = _power_sums(x, processes)
+    deviations, _ = _deviations(sums)
     if deviations.max() < SMALL_RATIO * deviations.min():
         return UnitsTrial(ones, None)
     rng = np.random.default_rng(seed)
@@ -63,14 +68,11 @@ def choose_units(
     sample = sample[~np.isnan(sample).all(axis=1)]
     is_observed = ~np.isnan(sample)
     num_rows = sample.shape[0]
-    folds = noise_folds(num_rows, noise)
-    of_folds = [_power_sums(sample[folds == fold]) for fold in range(folds.max() + 1)]
-    own = np.stack(
-        [deviations[features], *(_deviations(np.maximum(powers[:, features] - part, 0.0)) for part in of_folds)]
-    )
+    own = deviations[features]
+    relative = _relative(sums[:, features], sample, noise_folds(num_rows, noise))
     seen = None if is_observed.all() else is_observed
     if seen is not None:
-        sample = fill_low_rank(as_array(View(sample, own[0])), seen, max_rank, seed) * own[0].astype(sample.dtype)
+        sample = fill_low_rank(as_array(View(sample, own)), seen, max_rank, seed) * own.astype(sample.dtype)
     fewest = min(tree.min_cell_size, max(2, num_rows // 4))
     depth = min(tree.depth, default_depth(num_rows, 2 * fewest))
 
@@ -83,32 +85,50 @@ def choose_units(
         found = learn_feature_scales(scaled, seen, cells[-1], noise)
         return found.log_density - is_observed[found.rows] @ np.log(units)
 
-    gains = held_out(own[0]) - held_out(ones[features])
-    price = price_of_unseen(as_array(View(sample, own[0])), seen, cells[0], noise, own[1:] / own[0])
-    gain = Gain.of(gains - price)
+    gains = held_out(own) - held_out(ones[features])
+    price = price_of_unseen(as_array(View(sample, own)), seen, cells[0], noise, relative)
+    gain = Gain.of(gains)
+    gain = gain._replace(mean=gain.mean - Gain.of(price).least)
     is_taken = gain.is_clear and gain.mean > LEAST_GAIN * features.size
     return UnitsTrial(deviations if is_taken else ones, gain)
 
 
+def _relative(sums: np.ndarray, sample: np.ndarray, folds: np.ndarray) -> np.ndarray:
+    """Every feature's deviation without each fold of the sample, over that of all rows, (F, D).
+
+    1 where nothing varies without the fold: such a feature would be left out.
+    """
+    deviations, _ = _deviations(sums)
+    found = [_deviations(sums - _power_sums(sample[folds == fold])) for fold in range(folds.max() + 1)]
+    relative = [np.where(varies, own / deviations, 1.0) for own, varies in found]
+    return np.clip(np.stack(relative), 1.0 / FURTHEST, FURTHEST)
+
+
 def _power_sums(x: Rows, processes: Processes = ALONE) -> np.ndarray:
-    """Sums of the second and fourth powers of every feature's observed entries, (2, D)."""
-    second, fourth = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    """Sums over every feature's observed entries of their powers from 0 to 4, (5, D)."""
+    sums = np.zeros((5, x.shape[1]))
     for rows in slices(*x.shape):
-        square = np.square(x[rows].astype(np.float64))
-        second += np.nansum(square, axis=0)
-        fourth += np.nansum(np.square(square), axis=0)
-    return np.stack([processes.total(second), processes.total(fourth)])
+        own = x[rows].astype(np.float64)
+        sums[0] += (~np.isnan(own)).sum(axis=0)
+        power = np.ones_like(own)
+        for number in range(1, 5):
+            power *= own
+            sums[number] += np.nansum(power, axis=0)
+    return np.asarray(processes.total(sums))
 
 
-def _deviations(powers: np.ndarray) -> np.ndarray:
-    """The scale of each feature's deviations from its mean, ``sqrt(E x^4 / (3 E x^2))``, from :func:`_power_sums`.
+def _deviations(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The scale of each feature's deviations from its mean, ``(E x^4 / (3 E x^2))^(1/2)``, from :func:`_power_sums`.
 
     For a Gaussian it is the standard deviation. A pixel that is dark in all but a few rows has a small standard
     deviation, though it shares the unit of the others: weighting by squares measures it in those few rows. Features
-    whose squares vanish get the geometric mean of the others. Only observed entries count.
+    that do not vary get the geometric mean of the others. Also which do vary.
     """
-    second, fourth = powers
-    varies = second > 0.0  # a column's own affair: how much others vary says nothing of it
-    deviations = np.sqrt(fourth / np.where(varies, 3.0 * second, 1.0))
-    deviations[~varies] = np.exp(np.log(deviations[varies]).mean())
-    return deviations
+    mean, *raw = sums[1:] / np.maximum(sums[0], 1.0)
+    second = raw[0] - np.square(mean)
+    fourth = raw[2] - 4.0 * mean * raw[1] + 6.0 * np.square(mean) * raw[0] - 3.0 * mean**4
+    # a column's own affair: how much others vary says nothing of it
+    varies = (second > RESOLVED * raw[0]) & (fourth > RESOLVED * raw[2])
+    deviations = np.sqrt(np.where(varies, fourth, 1.0) / np.where(varies, 3.0 * second, 1.0))
+    deviations[~varies] = np.exp(np.log(deviations[varies]).mean()) if varies.any() else 1.0
+    return deviations, varies

@@ -366,6 +366,7 @@ def bytes_in_space(dictionary: Dictionary, num_candidates: int, num_draws: int) 
     in_space = dictionary.centres.shape[-1]
     numbers = _numbers_of_nodes(dictionary, num_candidates, num_draws)
     numbers += in_space * (8 * in_space + num_candidates * rank)
+    numbers += dictionary.tree.num_nodes * _screened_rank(dictionary, num_candidates) * rank
     return dictionary.centres.dtype.itemsize * (numbers + features * (8 + 4 * num_trees * num_candidates))
 
 

@@ -55,11 +55,8 @@ class Nodes(eqx.Module):
     ranking: Ranking | None
 
     @classmethod
-    def of(cls, dictionary: Dictionary, root: Float[Array, "D D"] | None) -> "Nodes":
-        """The nodes of a dictionary in model coordinates; `root`: of the noise covariance, None in a space.
-
-        In a space rows bring the noise covariance with them (math/rows_in_space.py).
-        """
+    def of(cls, dictionary: Dictionary, root: Float[Array, "D D"]) -> "Nodes":
+        """The nodes of a dictionary in model coordinates; `root`: of the noise covariance."""
         forest = coloured(dictionary, root)
         return cls(forest, Ranking.of(forest) if is_ranked(forest) else None)
 
@@ -78,7 +75,7 @@ class SeenInSpan(eqx.Module):
 
     @classmethod
     def of(cls, ranking: Ranking | None, seen: SeenRows) -> "SeenInSpan | None":
-        """The products of these rows; None where these rank nodes by their own products, with few features seen."""
+        """The products of these rows; None where these rank nodes by their own: products of few numbers cost little."""
         if ranking is None or _size(seen) < 2 * ranking.span.shape[1]:
             return None
         gram, cross, squared = seen.products(ranking.centre, ranking.span)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -14,11 +14,12 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, ArrayLike
 from geode_jax.math.rows_in_space import SeenRows, Space, observe_in_space, outside_deviation
 from geode_jax.math.whitening import SharedNoise, observe_rows
+from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.mixture import bytes_in_space, bytes_per_row, log_density_partial
-from geode_jax.predict.nodes import Nodes
+from geode_jax.predict.nodes import Nodes, Ranking, is_ranked
 from geode_jax.predict.row_blocks import map_row_blocks
 from geode_jax.rows.frame import to_model
 
@@ -75,17 +76,28 @@ def in_row_space(posterior: Posterior, x: np.ndarray) -> np.ndarray:
     return np.asarray(map_row_blocks(Space.coordinates, (space,), x, bytes_per_row=4 * x.itemsize * x.shape[1]))
 
 
-def nodes_in_features(posterior: Posterior) -> Nodes:
-    """The nodes in coordinates of the features divided by their scales, which partial rows need.
+_Made = TypeVar("_Made", Nodes, Ranking)
 
-    Kept as long as the posterior's dictionary is: to make them can take longer than to fill in a few rows.
+
+def nodes_in_features(posterior: Posterior) -> Nodes:
+    """The nodes in coordinates of the features divided by their scales, which partial rows need, or of a space."""
+    dictionary, root, deviation = posterior.dictionary, posterior.noise_root, posterior.noise_deviation
+    if root is not None:
+        return _kept(posterior, root, lambda own: Nodes.of(own, jax.device_put(root.astype(posterior.dtype))))
+    if deviation is None or not is_ranked(dictionary):
+        return Nodes(dictionary, None)
+    # in a space rows bring the noise covariance with them (math/rows_in_space.py)
+    return Nodes(dictionary, _kept(posterior, deviation, Ranking.of))
+
+
+def _kept(posterior: Posterior, noise: np.ndarray, make: Callable[[Dictionary], _Made]) -> _Made:
+    """What is made of a posterior's dictionary and noise, kept as long as these are, of which it must hold no array.
+
+    To make it can take longer than to fill in a few rows.
     """
-    root = posterior.noise_root
-    if root is None and posterior.noise_deviation is None:
-        return Nodes(posterior.dictionary, None)
-    parts = [*jax.tree.leaves(posterior.dictionary), posterior.noise_deviation if root is None else root]
+    parts = [*jax.tree.leaves(posterior.dictionary), noise]
     key = tuple(map(id, parts))
-    found = _NODES_IN_FEATURES.get(key)
+    found = _KEPT.get(key)
     if found is None:
         with jax_settings(posterior.dtype):
             # other LAPACK calls must not run beside it (math/lowrank.py)
@@ -93,18 +105,17 @@ def nodes_in_features(posterior: Posterior) -> Nodes:
             if mesh is not None:  # several devices could wait for each other in LAPACK
                 dictionary = on_one(dictionary, mesh)
             with lapack_turn(jax.default_backend()):
-                given = None if root is None else jax.device_put(root.astype(posterior.dtype))
-                found = jax.block_until_ready(Nodes.of(dictionary, given))
+                found = jax.block_until_ready(make(dictionary))
             if mesh is not None:
                 found = jax.device_put(found, everywhere(mesh))
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(found)):
-            _NODES_IN_FEATURES[key] = found
+            _KEPT[key] = found
             for part in parts:
-                weakref.finalize(part, _NODES_IN_FEATURES.pop, key, None)
-    return found
+                weakref.finalize(part, _KEPT.pop, key, None)
+    return cast(_Made, found)
 
 
-_NODES_IN_FEATURES: dict[tuple[int, ...], Nodes] = {}
+_KEPT: dict[tuple[int, ...], Any] = {}
 
 
 def node_in_features(
