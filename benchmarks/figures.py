@@ -84,12 +84,12 @@ def parabola() -> Figure:
 def _points(
     rows: list[dict[str, Any]], value: str, seconds: tuple[str, ...], *, middle: Callable[..., Any] = np.mean
 ) -> dict[str, tuple[float, float]]:
-    """Seconds and value of every method that has both, in the mean or the median over data sets and splits."""
+    """Median seconds and the value, in the mean or the median over data sets and splits, of methods that have both."""
     rows = [row for row in rows if {value, *seconds} <= row.keys()]
     own = {method: [row for row in rows if row["method"] == method] for method in {row["method"] for row in rows}}
     return {
         method: (
-            float(middle([sum(row[part] for part in seconds) for row in found])),
+            float(np.median([sum(row[part] for part in seconds) for row in found])),
             float(middle([row[value] for row in found])),
         )
         for method, found in own.items()
