@@ -139,7 +139,8 @@ OLDER = (
 _FRONTS = (
     "## How good, and how long\n\nOf the methods that were tried on all sets of a kind none is better and quicker"
     " than those on the line, which `python -m benchmarks.figures` draws from the tables below. Seconds are medians,"
-    " of fits, and of filling in where errors are shown; those of small tables were measured beside other work.\n\n![Loss"
+    " of fits, and of filling in where errors are shown; those of small tables were measured beside other"
+    " work.\n\n![Loss"
     " against seconds, of all methods on four kinds of data](../notebooks/fronts.png)"
 )
 _PARABOLA = (
@@ -296,9 +297,9 @@ def _score() -> str:
     unknown = sum("`real_data`" in line[-1] or "`kinds`" in line[-1] for line in cells)
     return (
         f"the {len(bold)} comparisons of [the results page](benchmarks/README.md#in-short). Of all {len(bold)}, GEODE"
-        f" is ahead in {ahead}, level in {level}, and behind in {behind}. {unknown} of them, pictures and other kinds of"
-        " data, are of one split, and their standard errors are not known: there, ahead only means the better number."
-        " Two defaults, refined cuts and the prior of the noise, were chosen on random splits of iris, wine, breast"
+        f" is ahead in {ahead}, level in {level}, and behind in {behind}. {unknown} of them, pictures and other kinds"
+        " of data, are of one split, and their standard errors are not known: there, ahead only means the better"
+        " number. Two defaults, refined cuts and the prior of the noise, were chosen on random splits of iris, wine, breast"
         " cancer and diabetes: results on these are a little flattering."
     )
 
@@ -338,8 +339,9 @@ def _on_gpu() -> str:
     return (
         f"With an {large['device']} (`python -m benchmarks run gpu`) a sweep of {large['rows']:,} rows takes"
         f" {large['sweep ms']:.1f} ms, and {digits['milliseconds a row']:.1f} ms fill in a row of digits. Sweeps and"
-        f" predictions of all but small tables gain much, a first fit nothing: MNIST by class, {images['rows']:,} images, took"
-        f" {images['fit seconds']:.0f} s, and a first fit of digits {digits['fit, first']:.0f} s without imports,"
+        f" predictions of all but small tables gain much, a first fit nothing: MNIST by class, {images['rows']:,}"
+        f" images, took {images['fit seconds']:.0f} s, and a first fit of digits {digits['fit, first']:.0f} s without"
+        " imports,"
         f" longer than on two CPU cores. The sampler took {digits['sampler, again']:.1f} s of it; the rest was stage"
         " one, on the CPU, and compilation."
     )
@@ -477,7 +479,8 @@ def render_details() -> str:
         "",
         "The best rival of every task, and ours; both are bold where they differ by less than two standard errors, as"
         " far as these are known (over splits, or recorded; of pictures and other kinds of data they are not), or are"
-        " equal as printed. Seconds are medians: of the fit, and where the score is an error of filling in or predicting too.",
+        " equal as printed. Seconds are medians: of the fit, and where the score is an error of filling in or"
+        " predicting too.",
         "",
         *_summary(),
         "",

@@ -85,12 +85,16 @@ def choose_units(
         found = learn_feature_scales(scaled, seen, cells[-1], noise)
         return found.log_density - is_observed[found.rows] @ np.log(units)
 
-    gains = held_out(own) - held_out(ones[features])
-    price = price_of_unseen(as_array(View(sample, own)), seen, cells[0], noise, relative)
-    gain = Gain.of(gains)
-    gain = gain._replace(mean=gain.mean - Gain.of(price).least)
-    is_taken = gain.is_clear and gain.mean > LEAST_GAIN * features.size
+    gain = Gain.of(held_out(own) - held_out(ones[features]))
+    if _is_worth(gain, features.size):
+        price = price_of_unseen(as_array(View(sample, own)), seen, cells[0], noise, relative)
+        gain = gain._replace(mean=gain.mean - Gain.of(price).least)
+    is_taken = _is_worth(gain, features.size)
     return UnitsTrial(deviations if is_taken else ones, gain)
+
+
+def _is_worth(gain: Gain, num_features: int) -> bool:
+    return gain.is_clear and gain.mean > LEAST_GAIN * num_features
 
 
 def _relative(sums: np.ndarray, sample: np.ndarray, folds: np.ndarray) -> np.ndarray:
