@@ -11,17 +11,22 @@ import pytest
 from conftest import SAMPLER
 
 import geode_jax
-from geode_jax.forest import choices, dictionaries
+from geode_jax import NoiseCovariance
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.forest import choices, dictionaries, fill
+from geode_jax.forest.partial_statistics import group_rows, reduce_rows
 from geode_jax.forest.plan import Plan
 from geode_jax.learning import evidence
 from geode_jax.learning.evidence import cross_fitted_evidence
 from geode_jax.learning.noise_covariance import (
+    NoiseRoot,
     deviation_off_subspaces,
     is_worth_its_cost,
     learn_covariances,
     learn_whitened_subspaces,
     try_noise_covariance,
     whiten_in_place,
+    whiten_training,
 )
 from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
 from geode_jax.math.whitening import SharedNoise, observe_rows
@@ -30,6 +35,7 @@ from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.row_space import axes_of, principal_coordinates
 from geode_jax.rows.training import Training
+from geode_jax.rows.unseen import Unseen
 
 NUM_FEATURES = 24
 
@@ -56,21 +62,22 @@ CELLS = Partition(0, (np.arange(400),))
 @pytest.fixture(scope="module")
 def roots(smooth, folds):
     """Of all rows and without each fold, with two directions of signal."""
-    covariances = learn_covariances(Training(smooth, NUM_FEATURES, folds))
-    return covariances.roots(deviation_off_subspaces(smooth, covariances, CELLS, SubspaceOptions(2, 0), folds))
+    training = Training(smooth, NUM_FEATURES, folds)
+    covariances = learn_covariances(training)
+    return covariances.roots(deviation_off_subspaces(training, covariances, CELLS, SubspaceOptions(2, 0)))
 
 
 def test_held_out_variances_are_not_too_small(smooth, folds):
     """Sample eigenvalues are far too small at the lower end; those held out are near the truth."""
-    few = folds[:60]
-    found = learn_covariances(Training(smooth[:60], NUM_FEATURES, few))
+    few = Training(smooth[:60], NUM_FEATURES, folds[:60])
+    found = learn_covariances(few)
     sample = np.linalg.eigvalsh(np.cov(smooth[:60].T))[::-1]
     fresh = np.square((smooth[60:] - smooth[:60].mean(axis=0)) @ found.axes[0]).mean(axis=0)
     lowest = slice(NUM_FEATURES // 2, None)
     assert sample[lowest].mean() < 0.75 * fresh[lowest].mean()
     assert found.variance[lowest].mean() == pytest.approx(fresh[lowest].mean(), rel=0.2)
     # and so are the deviations of the noise beyond two directions of signal, of few rows as of many
-    deviation = deviation_off_subspaces(smooth[:60], found, Partition(0, (np.arange(60),)), SubspaceOptions(2, 0), few)
+    deviation = deviation_off_subspaces(few, found, Partition(0, (np.arange(60),)), SubspaceOptions(2, 0))
     shares = [values[lowest].mean() / values[2:].mean() for values in (np.square(deviation), fresh)]
     assert shares[0] == pytest.approx(shares[1], rel=0.2)
 
@@ -113,7 +120,7 @@ def wide():
 def _root_of_rows(training):
     """The root of all rows, with two directions of signal, and what it was made from."""
     covariances, cells = learn_covariances(training), Partition(0, (np.arange(training.num_rows),))
-    deviation = deviation_off_subspaces(training.x, covariances, cells, SubspaceOptions(2, 0), training.own_folds)
+    deviation = deviation_off_subspaces(training, covariances, cells, SubspaceOptions(2, 0))
     return covariances.roots(deviation)[0], covariances
 
 
@@ -199,8 +206,9 @@ def test_a_direction_without_spread_keeps_a_floor(smooth, folds):
     """A feature that is the sum of two others: what is whitened along the missing direction stays within float32."""
     rows = smooth.copy()
     rows[:, 5] = rows[:, 3] + rows[:, 4]
-    covariances = learn_covariances(Training(rows, NUM_FEATURES, folds))
-    root = covariances.roots(deviation_off_subspaces(rows, covariances, CELLS, SubspaceOptions(2, 0), folds))[0]
+    training = Training(rows, NUM_FEATURES, folds)
+    covariances = learn_covariances(training)
+    root = covariances.roots(deviation_off_subspaces(training, covariances, CELLS, SubspaceOptions(2, 0)))[0]
     assert root.deviation.min() > 0.01 * root.deviation.mean()
     assert np.linalg.slogdet(root.matrix)[1] == pytest.approx(0.0, abs=1e-9)
 
@@ -210,7 +218,7 @@ def test_a_sample_that_judges_is_whitened_as_its_rows_are(smooth, folds, monkeyp
     options = SubspaceOptions(3, 0)
     chosen = try_noise_covariance(Training(smooth, NUM_FEATURES, folds), CELLS, options, np.full(50, -1e6))
     roots = chosen.covariances.roots(chosen.deviation)
-    (found,) = learn_whitened_subspaces(smooth, roots, [(CELLS, options)], folds)
+    (found,) = learn_whitened_subspaces(Training(smooth, NUM_FEATURES, folds), roots, [(CELLS, options)])
     rows = evidence.judged_rows(folds)
     whole = whiten_in_place(smooth.copy(), roots, folds)
     expected = evidence.statistics_at(Training(whole, NUM_FEATURES, folds), rows, found, np.arange(1))
@@ -220,7 +228,7 @@ def test_a_sample_that_judges_is_whitened_as_its_rows_are(smooth, folds, monkeyp
 
 
 def test_rows_are_whitened_without_their_own_fold(smooth, folds, roots):
-    (found,) = learn_whitened_subspaces(smooth, roots, [(CELLS, SubspaceOptions(3, 0))], folds)
+    (found,) = learn_whitened_subspaces(Training(smooth, NUM_FEATURES, folds), roots, [(CELLS, SubspaceOptions(3, 0))])
     own = smooth.copy()
     assert whiten_in_place(own, roots, folds) is own
     for fold in range(5):
@@ -410,12 +418,158 @@ def test_odd_shapes(smooth, num_rows, num_features, depth):
         assert np.linalg.slogdet(found.noise_root)[1] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_rows_with_missing_features_in_training_leave_the_noise_isotropic(smooth):
-    rows = smooth[:300].astype(float)
-    rows[:20, 3] = np.nan
+@pytest.fixture(scope="module")
+def unseen():
+    """Five rows, one of them complete, whitened by the inverse of a root of some covariance; in float64."""
+    rng = np.random.default_rng(0)
+    directions = np.linalg.qr(rng.normal(size=(12, 12)))[0]
+    root = (directions * np.exp(0.5 * rng.normal(size=12))) @ directions.T
+    is_observed = rng.random((5, 12)) < 0.6
+    is_observed[2] = True
+    return Unseen.of(is_observed, np.zeros(5, dtype=int), [np.linalg.inv(root)]), is_observed, root
+
+
+def test_what_whitened_rows_do_not_show(unseen):
+    """It is the span of the columns of the whitening at the missing features."""
+    found, is_observed, root = unseen
+    rows, rng = np.flatnonzero(found.place >= 0), np.random.default_rng(1)
+    np.testing.assert_array_equal(rows, [0, 1, 3, 4])
+    several = rng.normal(size=(3, 4, 12))
+    basis = rng.normal(size=(12, 2))
+    along, shown = found.along(rows, several[0]), found.shown(rows, several[0])
+    of_basis = found.of_basis(rows, found.turned(0, basis))
+    np.testing.assert_allclose(found.squares(rows, several)[0], np.square(along).sum(axis=1))
+    np.testing.assert_allclose(found.shares(rows, basis), np.square(of_basis).sum(axis=(0, 1)))
+    np.testing.assert_allclose(found.taken(rows[1:]).shown(np.arange(3), several[0, 1:]), shown[1:])
+    for place, row in enumerate(rows):
+        observed = is_observed[row]
+        hidden = np.linalg.qr(np.linalg.inv(root)[:, ~observed])[0]
+        left = several[0, place] - hidden @ hidden.T @ several[0, place]
+        np.testing.assert_allclose(shown[place], left, atol=1e-10)
+        np.testing.assert_allclose(of_basis[place].T @ of_basis[place], basis.T @ hidden @ hidden.T @ basis, atol=1e-10)
+        changed = several[0, place] + hidden @ rng.normal(size=hidden.shape[1])
+        np.testing.assert_allclose((root @ changed)[observed], (root @ several[0, place])[observed], atol=1e-10)
+        log_det = np.linalg.slogdet((root @ root)[np.ix_(observed, observed)])[1]
+        assert np.linalg.slogdet(root)[1] + found.log_det[place] == pytest.approx(0.5 * log_det)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_whitened_rows_are_reduced_as_predictions_do(unseen, is_shared):
+    """The statistics of rows with missing features, and the root of what they do not show of a basis."""
+    _, is_observed, root = unseen
+    if is_shared:
+        is_observed = np.repeat(is_observed[:2], 4, axis=0)
+    rows = np.flatnonzero(~is_observed.all(axis=1))
+    is_observed, rng, number = is_observed[rows], np.random.default_rng(2), rows.size
+    x, folds = rng.normal(size=(number, 12)), np.zeros(number, dtype=int)
+    centres, bases = rng.normal(size=(1, 2, 12)), np.linalg.qr(rng.normal(size=(1, 2, 12, 3)))[0]
+    bases[0, 1, :, 2:] = 0.0  # one direction less
+    inverse = np.linalg.inv(root)
+    training = Training(x @ inverse, 12, folds, is_observed, unseen=Unseen.of(is_observed, folds, [inverse]))
+    grouping = group_rows(is_observed, folds, 1)
+    assert grouping.is_shared == is_shared
+    found = reduce_rows((centres, bases), training, np.tile([0, 1], (number, 1)), grouping)
+    entry = np.arange(2 * number).reshape(1, number, 2) if found["entry"] is None else found["entry"]
+    with jax_settings(np.float64):
+        seen = observe_rows(
+            jnp.asarray(x), jnp.asarray(is_observed * 1.0), SharedNoise.of(jnp.asarray(root)), num_seen=12
+        )
+        for node in range(2):
+            expected = seen.statistics(jnp.asarray(root @ centres[0, node]), jnp.asarray(root @ bases[0, node]))
+            for place, row in enumerate(grouping.rows[0]):
+                gram = found["gram"][0, entry[0, place, node]]
+                np.testing.assert_allclose(gram, expected.gram[row % expected.gram.shape[0]], atol=1e-9)
+                np.testing.assert_allclose(found["cross"][0, place, node], expected.cross[row], atol=1e-9)
+                start, remainder, residual = (
+                    found[name][0, place, node] for name in ("start", "remainder", "residual")
+                )
+                squared = residual + 2.0 * start @ remainder + start @ gram @ start
+                products = seen.products(jnp.asarray(root @ centres[0, node]), jnp.asarray(root @ bases[0, node]))
+                assert squared == pytest.approx(float(products[2][row]))
+                hidden = found["root"][0, entry[0, place, node]]
+                whole = bases[0, node].T @ bases[0, node]
+                np.testing.assert_allclose(hidden @ hidden.T, whole - gram, atol=1e-7)
+                number_unseen = 12 - is_observed[row].sum()
+                assert not hidden[:, number_unseen:].any()
+
+
+def test_rows_are_filled_with_what_the_noise_of_the_observed_tells(unseen):
+    """At given points, the mean of what is missing is that of a normal with the noise's covariance."""
+    _, is_observed, root = unseen
+    rng = np.random.default_rng(3)
+    is_observed = is_observed[~is_observed.all(axis=1)]
+    x, mean, folds = rng.normal(size=(4, 12)), rng.normal(size=(4, 12)), np.zeros(4, dtype=int)
+    values, directions = np.linalg.eigh(root)
+    noise = NoiseRoot(directions, values, 2.0)
+    block = whiten_training(Training(x.copy(), 12, folds, is_observed), [noise, noise])
+    filled = fill._unwhitened(block, mean, [noise, noise])
+    covariance, points = root @ root, 2.0 * mean @ root
+    for row in range(4):
+        seen, hidden = np.flatnonzero(is_observed[row]), np.flatnonzero(~is_observed[row])
+        np.testing.assert_allclose(filled[row, seen], x[row, seen], atol=1e-10)
+        told = np.linalg.solve(covariance[np.ix_(seen, seen)], x[row, seen] - points[row, seen])
+        expected = points[row, hidden] + covariance[np.ix_(hidden, seen)] @ told
+        np.testing.assert_allclose(filled[row, hidden], expected, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def holes(smooth):
+    """A fifth of the values missing, in nine of ten rows."""
+    rng = np.random.default_rng(4)
+    is_hidden = (rng.random(smooth.shape) < 0.2) & (np.arange(400) % 10 > 0)[:, None]
+    return np.where(is_hidden, np.nan, smooth)
+
+
+def _about_noise(forest):
+    """What was decided about the noise covariance."""
+    (decision,) = (it for it in forest.found.decisions if it.about == "noise covariance")
+    return decision
+
+
+def test_missing_values_leave_a_covariance_much_as_it_is(smooth, holes):
+    """It is taken, and near that of the complete rows, to whose noise it adds no more than a part."""
+    complete, partial = (
+        geode_jax.learn_forest(jax.random.key(0), rows, dictionary=SETTINGS) for rows in (smooth, holes)
+    )
+    gains = [
+        next(it.gain for it in one.found.decisions if it.about == "noise covariance") for one in (complete, partial)
+    ]
+    assert 0.4 * gains[0] < gains[1] < gains[0]
+    roots = [one.noise_root * one.scale[:, None] for one in (complete, partial)]
+    covariances = [root @ root.T for root in roots]
+    assert np.linalg.norm(covariances[1] - covariances[0]) < 0.25 * np.linalg.norm(covariances[0])
+
+
+def test_it_pays_on_new_rows_where_training_rows_miss_values(smooth, holes):
+    """The density of new rows and the error of what is filled in are better than those of isotropic noise."""
+    new, rng = smooth[300:], np.random.default_rng(5)
+    masked = np.where(rng.random(new.shape) < 0.4, np.nan, new)
+    nats, errors = [], []
+    for noise in (NoiseCovariance(), None):
+        settings = dataclasses.replace(SETTINGS, noise_covariance=noise)
+        found = geode_jax.fit(jax.random.key(0), holes[:300], dictionary=settings, sampler=SAMPLER)
+        assert (found.noise_root is not None) == (noise is not None)
+        nats.append(geode_jax.log_density(found, new).mean())
+        errors.append(np.abs(geode_jax.impute_mean(found, masked) - new)[np.isnan(masked)].mean())
+    assert nats[0] > nats[1] + 2.0
+    assert errors[0] < 0.9 * errors[1]
+
+
+def test_noise_that_is_isotropic_stays_so_where_values_are_missing(smooth):
+    """A gain of 0 within its error: what is filled in has no noise, which must not count as a covariance."""
+    rng = np.random.default_rng(6)
+    rows = rng.normal(size=(400, 2)) @ rng.normal(size=(2, NUM_FEATURES)) * 3.0 + rng.normal(size=(400, NUM_FEATURES))
+    rows[rng.random(rows.shape) < 0.3] = np.nan
     found = geode_jax.learn_forest(jax.random.key(0), rows, dictionary=SETTINGS)
     assert found.noise_root is None
-    assert "noise covariance" not in [it.about for it in found.found.decisions]
+    assert abs(_about_noise(found).gain) < 0.03 * NUM_FEATURES
+
+
+def test_too_many_missing_values_leave_the_noise_isotropic(holes, monkeypatch):
+    monkeypatch.setattr(choices, "MOST_UNSEEN", 1000)
+    found = geode_jax.learn_forest(jax.random.key(0), holes, dictionary=SETTINGS)
+    assert found.noise_root is None
+    assert _about_noise(found).why == "too many values are missing to try it"
 
 
 def test_masks_of_different_size_share_a_program():

@@ -36,6 +36,8 @@ def bytes_needed(
     is_whitened = plan.tries_noise_covariance and not is_wide and not (is_mapped and is_divided)
     copies = 2 if is_whitened or plan.num_partial > 0 else 1
     fillings = plan.num_holdouts if plan.num_holdouts > 3 else 1
+    if plan.num_partial > 0 and is_whitened:  # and as they were filled before
+        fillings *= 2
     held = (copies - is_mapped) * num_rows + fillings * min(plan.num_partial, num_rows)
     # with far fewer rows than features, coordinates of dictionaries are those in the space of the rows; its axes are
     # there until the dictionaries have all features, and remain where these stay in the space

@@ -23,6 +23,10 @@ from geode_jax.learning.subspaces import SubspaceOptions, Subspaces
 from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
+from geode_jax.rows.unseen import numbers_of
+
+# Numbers of the matrices that say what rows with missing entries do not show of whitened coordinates.
+MOST_UNSEEN = 2**28
 
 
 class Chosen(NamedTuple):
@@ -153,9 +157,14 @@ def _judge_spans(
 def _judge_noise(
     judging: Training, plan: Plan, partition: Partition, options: SubspaceOptions, plain: _Plain
 ) -> _Outcome:
+    seen = judging.is_observed
+    if seen is not None and numbers_of(seen) > MOST_UNSEEN:
+        why = "too many values are missing to try it"
+        return _nothing(plain, Decision("noise covariance", "isotropic", why))
     trial = try_noise_covariance(judging, partition, options, plain.log_likelihood)
     why = "gain of noise that is not isotropic"
-    if not is_worth_its_cost(trial.gain, plan.num_features):
+    missing = 0.0 if seen is None else 1.0 - float(seen.mean())
+    if not is_worth_its_cost(trial.gain, plan.num_features, missing):
         return _nothing(plain, Decision("noise covariance", "isotropic", why, *trial.gain))
     decision = Decision("noise covariance", "full", why, *trial.gain)
     return _Outcome(None, trial, _rank_by(trial.evidence, plan), trial.gain.mean, (decision,))

@@ -8,9 +8,15 @@ import numpy as np
 from geode_jax._runtime.buffers import release_free_memory
 from geode_jax._runtime.progress import ShowProgress
 from geode_jax.forest.choices import Chosen, choose
+from geode_jax.forest.fill import refill_whitened
 from geode_jax.forest.plan import Plan
 from geode_jax.forest.trees import grow_trees
-from geode_jax.learning.noise_covariance import NoiseRoot, learn_whitened_subspaces, whiten_training
+from geode_jax.learning.noise_covariance import (
+    NoiseRoot,
+    learn_covariances,
+    learn_whitened_subspaces,
+    whiten_training,
+)
 from geode_jax.learning.shared_span import learn_dictionaries, learn_root_cells
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
@@ -62,20 +68,20 @@ def learn(
     trees = [(partition, plan.subspaces(chosen.rank, seed)) for partition, seed in zip(partitions, seeds, strict=True)]
     axes: Axes | None = None
     if (roots := chosen.roots) is not None:
-        own, folds, deviation = roots[0], training.own_folds, None
+        deviation = None
         if space is not None:
-            axes, deviation = _whitened_axes(axes_of(x, space), own)
+            axes, deviation = _whitened_axes(axes_of(x, space), roots[0])
         del x, space
         release_free_memory()
         known = () if chosen.first is None else (chosen.first,)
         chosen = chosen._replace(first=None)
+        if not is_complete:
+            show(0.5, "filling once more")
+            known, training = (), refill_whitened(training, plan, *trees[0], roots[0].deviation)
+            roots = learn_covariances(training).roots(roots[0].deviation)
+        own = roots[0]
         found = learn_whitened_subspaces(
-            training.x,
-            roots,
-            trees,
-            folds,
-            lambda share: show(0.5 + 0.5 * share, "learning dictionaries"),
-            known,
+            training, roots, trees, lambda share: show(0.5 + 0.5 * share, "learning dictionaries"), known
         )
         training, scales = whiten_training(training, roots), scales * own.unit
         matrix = own.matrix if axes is None else None

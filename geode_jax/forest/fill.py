@@ -9,6 +9,9 @@ were too narrow. The noise is left out, as it has no direction.
 A first fill may be shrunk towards the mean, and one round undoes only a part of that, least where few rows are
 observed, as the dictionary is learned from the shrunk fills. So rounds, of one tree each, are repeated until the fills
 hardly grow, much as in a stochastic EM algorithm; a last round over several trees follows.
+
+Where the noise has a covariance, what is observed tells also of the noise of what is not. One more round then fills the
+rows in whitened coordinates, where what they do not show is a part of no feature's own (`rows/unseen.py`).
 """
 
 import itertools
@@ -27,9 +30,16 @@ from geode_jax.forest.plan import Plan
 from geode_jax.forest.trees import grow_trees
 from geode_jax.learning.candidate_search import search_candidates
 from geode_jax.learning.evidence import QuickMixture, cross_fitted_evidence, fit_quick_mixture
-from geode_jax.learning.subspaces import Subspaces, learn_subspaces
+from geode_jax.learning.noise_covariance import (
+    NoiseRoot,
+    learn_covariances,
+    learn_whitened_subspaces,
+    whiten_training,
+)
+from geode_jax.learning.subspaces import SubspaceOptions, Subspaces, learn_subspaces
 from geode_jax.math.lowrank import latent_from, log_marginal, posterior_system
 from geode_jax.model.partial_statistics import PartialRows
+from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.folds import Holdout, each_fold
 from geode_jax.rows.training import Training
@@ -152,6 +162,48 @@ def _fill(
     total *= scales
     np.copyto(total, training.x[rows], where=seen)
     return total
+
+
+def refill_whitened(
+    training: Training, plan: Plan, partition: Partition, options: SubspaceOptions, deviation: np.ndarray
+) -> Training:
+    """Rows filled once more, under noise of these deviations along the axes of the rows, (D,).
+
+    As :func:`fill_conditionally` does in its last round, of one tree that is grown already: with two, fills of Frey
+    faces were better by half a per cent, in twice the time.
+    """
+    rows, seen = training.partial, training.mask[training.partial]
+    rng = np.random.default_rng(options.seed)
+    level = rng.random(rows.size, dtype=np.float32)
+    normal = rng.standard_normal((rows.size, options.max_rank), dtype=np.float32)
+    filled = []
+    for holdouts, table in _fillers(training):
+        roots = learn_covariances(training, holdouts).roots(deviation)
+        (subspaces,) = learn_whitened_subspaces(training, roots, [(partition, options)], holdouts=holdouts)
+        whitened = whiten_training(training._replace(x=np.array(training.x)), roots)
+        mixture = fit_quick_mixture(whitened, partition, subspaces)
+        candidates = search_candidates(whitened, rows, partition, subspaces, plan.partial_candidates)
+        for by in table:
+            line = np.array(training.x[rows])
+            used = np.flatnonzero(by > 0)  # the others are in the fold that is left out
+            if used.size > 0:
+                own = Training(line[used], training.num_features, by[used] - 1, seen[used])
+                block = whiten_training(own, roots)._replace(folds=by[used])
+                nodes = candidates[used]
+                _, drawn = conditional(block, mixture, subspaces, nodes, level[used], normal[used])
+                line[used] = np.where(seen[used], line[used], _unwhitened(block, drawn, roots))
+            filled.append(line)
+    return _refilled(training, filled[0])._replace(without=filled[1:] or None)
+
+
+def _unwhitened(block: Training, mean: np.ndarray, roots: list[NoiseRoot]) -> np.ndarray:
+    """Whitened rows with what they do not show taken from `mean`, in the coordinates that they were whitened from."""
+    assert block.unseen is not None
+    found = mean + block.unseen.shown(np.arange(len(mean)), as_array(block.x) - mean)
+    for number in np.unique(block.own_folds):
+        inside = block.own_folds == number
+        found[inside] = found[inside] @ (roots[number].unit * roots[number].matrix).astype(found.dtype)
+    return found
 
 
 def _own_fillers(training: Training) -> _Fillers:

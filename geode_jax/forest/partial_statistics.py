@@ -61,10 +61,10 @@ def reduce_rows(
     """Statistics of rows with missing features at their `candidates`, (n_m, M): the fields of :class:`PartialRows`.
 
     `dictionary`: centres (H, K, D) and bases (H, K, D, d); a row's fold is the index of its dictionary. The values of
-    rows at missing entries are ignored.
+    rows at missing entries are ignored, or of whitened rows what they do not show.
     """
     centres, bases = dictionary
-    x, is_observed, folds = as_array(rows.x), rows.mask, rows.own_folds
+    x, is_observed, folds, unseen = as_array(rows.x), rows.mask, rows.own_folds, rows.unseen
     num_nodes, rank = centres.shape[1], bases.shape[3]
     places, shape = grouping.rows, candidates.shape
     vectors = np.zeros((3, *shape, rank), x.dtype)
@@ -86,21 +86,39 @@ def reduce_rows(
 
     def make_matrices(here: slice) -> None:
         fold, node = distinct[here.start, :2]
-        seen = is_observed[example[here]]
-        gram[here] = _masked_gram(seen, bases[fold, node])
+        basis, seen = bases[fold, node], is_observed[example[here]]
+        if unseen is None:
+            gram[here] = _masked_gram(seen, basis)
+            if root is not None:
+                root[here] = _missing_root(~seen, basis)
+            return
+        along = unseen.of_basis(example[here], unseen.turned(example[here.start], basis))
+        hidden = np.matmul(np.swapaxes(along, 1, 2), along)
+        gram[here] = basis.T @ basis - hidden
         if root is not None:
-            root[here] = _missing_root(~seen, bases[fold, node])
+            root[here] = _unseen_root(along, hidden, (~seen).sum(axis=1), basis)
 
     def make_vectors(here: slice) -> None:
         row, slot = np.divmod(pairs[here], shape[1])
         fold, node = distinct[position[row[0], slot[0]], :2]
         basis, seen, own = bases[fold, node], is_observed[row], gram[position[row, slot]]
-        shown = np.where(seen, x[row] - centres[fold, node], 0.0)
-        cross = shown @ basis
-        coordinates = np.linalg.solve(_ridged(own), cross[..., None])[..., 0]
-        error = shown - np.where(seen, coordinates @ basis.T, 0.0)
-        residual[row, slot] = np.square(error).sum(axis=1)
-        for store, values in zip(vectors, (cross, coordinates, error @ basis), strict=True):
+        off = x[row] - centres[fold, node]
+        if unseen is None:
+            shown = np.where(seen, off, 0.0)
+            cross = shown @ basis
+            coordinates = np.linalg.solve(_ridged(own), cross[..., None])[..., 0]
+            error = shown - np.where(seen, coordinates @ basis.T, 0.0)
+            square, remainder = np.square(error).sum(axis=1), error @ basis
+        else:  # of v - N N'v, without a product of size D x D for each
+            turned, along = unseen.turned(row[0], basis), unseen.along(row, off)
+            cross = off @ basis - unseen.spread(row, along) @ turned
+            coordinates = np.linalg.solve(_ridged(own), cross[..., None])[..., 0]
+            error = off - coordinates @ basis.T
+            along -= unseen.of_turned(row, coordinates @ turned.T)
+            square = np.maximum(np.square(error).sum(axis=1) - np.square(along).sum(axis=1), 0.0)
+            remainder = error @ basis - unseen.spread(row, along) @ turned
+        residual[row, slot] = square
+        for store, values in zip(vectors, (cross, coordinates, remainder), strict=True):
             store[row, slot] = values
 
     num_features = x.shape[1]
@@ -163,6 +181,19 @@ def _missing_root(is_missing: np.ndarray, basis: np.ndarray) -> np.ndarray:
     if not is_few.all():
         factor = np.linalg.cholesky(_ridged(_masked_gram(is_missing[~is_few], basis)))
         root[~is_few] = np.any(basis != 0.0, axis=0)[:, None] * factor  # nothing along directions that are not there
+    return root
+
+
+def _unseen_root(along: np.ndarray, hidden: np.ndarray, number: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """:func:`_missing_root` of whitened rows: of ``along' along``, `hidden`, with `number` directions unseen, (m,)."""
+    rank = basis.shape[1]
+    root = np.zeros_like(hidden)
+    is_few = number < rank
+    few = np.swapaxes(along[is_few, :rank], 1, 2)
+    root[is_few, :, : few.shape[2]] = few
+    if not is_few.all():
+        factor = np.linalg.cholesky(_ridged(hidden[~is_few]))
+        root[~is_few] = np.any(basis != 0.0, axis=0)[:, None] * factor
     return root
 
 

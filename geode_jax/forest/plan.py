@@ -123,7 +123,7 @@ class Plan:
             tries_spans=is_judged and span is not None and span.rank is None,
             tries_noise_covariance=(
                 is_judged
-                and is_complete
+                and (is_complete or not is_wide)
                 and noise is not None
                 and (num_rows if is_wide else num_features) <= noise.max_features
             ),

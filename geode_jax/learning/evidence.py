@@ -324,9 +324,9 @@ def statistics_at(
 
     From the dictionaries without the rows' folds; from that of all rows if the rows have no folds.
     """
-    seen, axes = training.is_observed, training.axes
-    if seen is not None and axes is not None:
-        # of complete rows over all features, in coordinates; then those of the others
+    seen, axes, unseen = training.is_observed, training.axes, training.unseen
+    if seen is not None and (axes is not None or unseen is not None):
+        # as of complete rows, over all features; then those of the others
         residual, squared = statistics_at(training._replace(is_observed=None), rows, subspaces, nodes)
         is_partial = np.zeros(rows.size, dtype=bool)
         for some in slices(rows.size, seen.shape[1]):
@@ -335,7 +335,10 @@ def statistics_at(
         for some in slices(partial.size, nodes.size * training.x.shape[1], numbers=RESIDUAL_NUMBERS):
             at = partial[some]
             residuals = _residuals_at(training, rows[at], subspaces, nodes)
-            residual[:, at] = _observed_squares(residuals, seen[rows[at]], axes)
+            if unseen is not None:
+                residual[:, at] -= np.minimum(unseen.squares(rows[at], residuals), residual[:, at])
+            elif axes is not None:
+                residual[:, at] = _observed_squares(residuals, seen[rows[at]], axes)
         return residual, squared
     residual = np.zeros((nodes.size, rows.size), dtype=training.x.dtype)
     squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=training.x.dtype)
@@ -364,7 +367,7 @@ def statistics_at_node(
 ) -> tuple[np.ndarray, np.ndarray]:
     """:func:`statistics_at` one node, (m,) and (m, d)."""
     seen = training.is_observed
-    if seen is not None and training.axes is not None:
+    if seen is not None and (training.axes is not None or training.unseen is not None):
         own, along = statistics_at(training, rows, subspaces, np.array([node]))
         return own[0], along[0]
     residual = np.zeros(rows.size, dtype=training.x.dtype)

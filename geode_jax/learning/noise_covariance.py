@@ -24,7 +24,7 @@ from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.decompositions import Cell
 from geode_jax.learning.evidence import Evidence, Gain, evidence_of, judged_rows
 from geode_jax.learning.feature_noise import middle_cells
-from geode_jax.learning.moments import as_parts, moments_of, over_processes
+from geode_jax.learning.moments import Moments, as_parts, moments_of, over_processes
 from geode_jax.learning.subspaces import (
     SubspaceOptions,
     Subspaces,
@@ -35,15 +35,19 @@ from geode_jax.learning.subspaces import (
 )
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
-from geode_jax.rows.folds import each_fold, fold_sizes
+from geode_jax.rows.folds import Holdout, fold_sizes
 from geode_jax.rows.processes import Processes
 from geode_jax.rows.products import Products
 from geode_jax.rows.training import Training
+from geode_jax.rows.unseen import Unseen
 from geode_jax.rows.view import Product, Rows, View, as_array
 
 NUM_ROUNDS = 3
 # Nats per row and feature that a noise covariance must gain: with one, predictions cost more, O(D^2) with all features.
 LEAST_GAIN = 0.01
+# It must gain that once more for every so large share of values that are missing: along directions of signal, rows as
+# filled vary by more than the noise, which a covariance takes up.
+MISSING_SHARE = 0.1
 # Least deviation relative to the mean deviation: constant features have none, and float32 does not resolve less.
 FLOOR = 0.02
 # Least deviation along a principal axis relative to that off all of them, of rows in coordinates. A smaller one counts
@@ -118,23 +122,34 @@ class Covariances(NamedTuple):
         return np.append(levels, np.full(self.variance.size - levels.size, levels[-1]))
 
 
-def learn_covariances(training: Training) -> Covariances:
-    """Covariances of all rows, (n, p), and of those without each fold: O(n p^2 + p^3) operations."""
-    x, folds, processes = training.x, training.own_folds, training.processes
-    numbers = range(-1, fold_sizes(folds, processes).size - 1)  # -1: rows in no fold
-    own = as_parts([moments_of(x, np.flatnonzero(folds == number), processes.products) for number in numbers])
-    (moments,) = over_processes([own], processes)
+def learn_covariances(training: Training, holdouts: list[Holdout] | None = None) -> Covariances:
+    """Covariances of rows, (n, p), without each of the holdouts: O(n p^2 + p^3) operations.
 
-    def mean_and_axes(is_kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        mean, scatter = moments.kept(is_kept)
+    None: of all, and of those without each fold. Others come after these.
+    """
+    folds, processes = training.own_folds, training.processes
+    numbers = range(-1, fold_sizes(folds, processes).size - 1)  # -1: rows in no fold
+
+    def moments_by_fold(x: Rows) -> Moments:
+        own = as_parts([moments_of(x, np.flatnonzero(folds == number), processes.products) for number in numbers])
+        return over_processes([own], processes)[0]
+
+    def without(moments: Moments, holdout: Holdout) -> tuple[np.ndarray, np.ndarray]:
+        mean, scatter = moments.kept(~np.isin(numbers, holdout))
         return mean, np.linalg.eigh(scatter)[1][:, ::-1]  # in order of decreasing variance
 
-    is_kept = 1 + np.array(numbers) != np.arange(len(numbers))[:, None]
-    is_kept[0] = True
-    found = parallel_map(mean_and_axes, list(is_kept))
-    size = x.shape[1]
+    moments, found = moments_by_fold(training.x), []
+    holdouts = training.holdouts if holdouts is None else holdouts
+    if training.without is None:
+        found = parallel_map(lambda holdout: without(moments, holdout), holdouts)
+    else:  # rows are filled otherwise for every fold
+        found = [
+            without(moments_by_fold(training.without_fold(holdout[0])) if holdout else moments, holdout)
+            for holdout in holdouts
+        ]
+    size = training.x.shape[1]
     square = np.zeros(size)
-    for part, (mean, axes) in enumerate(found[1:], start=1):
+    for part, (mean, axes) in enumerate(found[1 : len(numbers)], start=1):
         square += np.einsum("ij,ij->j", axes, moments.scatter[part] @ axes)
         square += moments.num_rows[part] * np.square((moments.mean[part] - mean) @ axes)
     variance, every = square / moments.num_rows[1:].sum(), [axes for _, axes in found]
@@ -146,22 +161,22 @@ def learn_covariances(training: Training) -> Covariances:
 
 
 def learn_whitened_subspaces(
-    x: Rows,
+    training: Training,
     roots: list[NoiseRoot],
     trees: list[tuple[Partition, SubspaceOptions]],
-    folds: np.ndarray,
     on_share: Callable[[float], None] = lambda share: None,
     known: Sequence[Subspaces] = (),
+    holdouts: list[Holdout] | None = None,
 ) -> list[Subspaces]:
     """Every tree's dictionaries of whitened coordinates; those of the first trees may be `known`.
 
-    For the dictionary without a fold, rows are whitened by the root without that fold.
+    `holdouts`: None is all rows, and those without each fold. For each, rows are whitened by its own root.
     """
     trees = trees[len(known) :]
     if not trees:
         return list(known)
-    processes = trees[0][0].processes
-    holdouts = each_fold(folds, processes)
+    x, folds, processes = training.x, training.own_folds, training.processes
+    holdouts = training.holdouts if holdouts is None else holdouts
     found = [
         empty_subspaces(len(holdouts), len(partition.cells), x.shape[1], options.max_rank, x.dtype)
         for partition, options in trees
@@ -178,7 +193,8 @@ def learn_whitened_subspaces(
 
     for number, root in enumerate(roots):
         on_share(number / len(holdouts))
-        whitened = _whitened_by(x, root, scratch, processes.products)
+        rows = training.without_fold(holdouts[number][0]) if holdouts[number] else x
+        whitened = _whitened_by(rows, root, scratch, processes.products)
         shared = learn_root(whitened, trees[0][1], folds, [holdouts[number]], processes)
         # whole trees side by side: the few cells of a tree's first scales would leave cores idle
         learn_tree = functools.partial(learn, whitened, number=number, shared=shared)
@@ -212,14 +228,17 @@ def whiten_in_place(x: np.ndarray, roots: list[NoiseRoot], folds: np.ndarray) ->
 
 def whiten_training(training: Training, roots: list[NoiseRoot]) -> Training:
     """Rows in folds, each whitened by the root without its fold: in place, or, as in :func:`_scratch`, when read."""
-    x, folds = training.x, training.own_folds
+    x, folds, unseen = training.x, training.own_folds, None
+    if training.is_observed is not None:
+        unseen = Unseen.of(training.is_observed, 1 + folds, [root.whitening.astype(x.dtype) for root in roots])
+        training = training._replace(unseen=unseen, without=None)
     if isinstance(x, View) and not training.processes.is_alone:
         return training._replace(x=Product(x, [root.whitening for root in roots[1:]], folds))
     return training._replace(x=whiten_in_place(as_array(x), roots, folds))
 
 
 def deviation_off_subspaces(
-    x: Rows, covariances: Covariances, cells: Partition, options: SubspaceOptions, folds: np.ndarray
+    training: Training, covariances: Covariances, cells: Partition, options: SubspaceOptions
 ) -> np.ndarray:
     """Deviation of the noise along every axis, (p,), where `options.max_rank` directions of each cell are signal.
 
@@ -229,11 +248,11 @@ def deviation_off_subspaces(
     random among axes of nearly the same variance. An axis that is nearly all signal says little about the noise, so it
     has low weight and takes the deviation of the axes next to it.
     """
-    deviation = np.ones(x.shape[1])
-    num_rows = int(fold_sizes(folds, cells.processes)[1:].sum())
+    deviation = np.ones(training.x.shape[1])
+    num_rows = int(fold_sizes(training.own_folds, cells.processes)[1:].sum())
     for _ in range(NUM_ROUNDS):
         roots = covariances.roots(deviation)
-        square, share = _residuals_along_axes(x, roots[1:], cells, options, folds)
+        square, share = _residuals_along_axes(training, roots[1:], cells, options)
         if not square.mean() > 0.0:  # no noise at all
             break
         deviation = np.sqrt(covariances.decreasing(np.square(roots[0].deviation) * square, share, num_rows))
@@ -241,22 +260,42 @@ def deviation_off_subspaces(
 
 
 def _residuals_along_axes(
-    x: Rows, roots: list[NoiseRoot], cells: Partition, options: SubspaceOptions, folds: np.ndarray
+    training: Training, roots: list[NoiseRoot], cells: Partition, options: SubspaceOptions
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sums over whitened rows, along every axis, of squared residuals and of the shares of the noise they keep."""
+    """Sums over whitened rows, along every axis, of squared residuals and of the shares of the noise they keep.
+
+    Of rows with missing entries, residuals are what they show of these: what was filled in has no noise.
+    """
+    x, folds = training.x, training.own_folds
     square, share = np.zeros(x.shape[1]), np.full(x.shape[1], np.finfo(x.dtype).eps)
     scratch = _scratch(x, cells.processes)
     for fold, root in enumerate(roots):
-        whitened = _whitened_by(x, root, scratch, cells.processes.products)
+        whitened = _whitened_by(training.without_fold(fold), root, scratch, cells.processes.products)
         found = learn_subspaces(whitened, cells, options, folds, [(fold,)])
+        own = Product(x, [root.whitening]) if training.without is not None else whitened
+        unseen = _unseen_of_fold(training, fold, root)
         for node in range(len(cells.cells)):
             rows = cells.cell(node)
             inside = rows[folds[rows] == fold]
-            centred = whitened[inside] - found.centres[0, node]
+            centred = own[inside] - found.centres[0, node]
             basis = found.bases[0, node]
-            square += np.square((centred - (centred @ basis) @ basis.T) @ root.axes).sum(axis=0)
-            share += inside.size * np.maximum(1.0 - np.square(root.axes.T @ basis).sum(axis=1), 0.0)
+            left, kept = centred - (centred @ basis) @ basis.T, np.full(square.size, float(inside.size))
+            if unseen is not None:
+                partial = np.flatnonzero(unseen.place[inside] >= 0)
+                left[partial] = unseen.shown(inside[partial], left[partial])
+                kept -= unseen.shares(inside[partial], root.axes)
+            square += np.square(left @ root.axes).sum(axis=0)
+            share += kept * np.maximum(1.0 - np.square(root.axes.T @ basis).sum(axis=1), 0.0)
     return cells.processes.total(square), cells.processes.total(share)
+
+
+def _unseen_of_fold(training: Training, fold: int, root: NoiseRoot) -> Unseen | None:
+    """What a fold's rows do not show, whitened by this root; None if all rows are complete."""
+    if training.is_observed is None:
+        return None
+    of_others = (training.own_folds != fold)[:, None]
+    none = np.zeros(training.own_folds.size, dtype=int)
+    return Unseen.of(training.is_observed | of_others, none, [root.whitening.astype(training.x.dtype)])
 
 
 class NoiseTrial(NamedTuple):
@@ -280,23 +319,28 @@ def try_noise_covariance(
     As many directions as a node may have count as signal: with fewer, signal that is common to all nodes would count as
     noise. `without`: log likelihood of the rows under the tree's dictionary with isotropic noise.
     """
-    x, folds, num_features = training.x, training.own_folds, training.num_features
+    x, folds, num_features, seen = training.x, training.own_folds, training.num_features, training.is_observed
     covariances = learn_covariances(training)
     rank = min(options.max_rank, max(1, num_features // 2))
     in_middle = SubspaceOptions(rank, options.seed)
-    deviation = deviation_off_subspaces(x, covariances, middle_cells(partition), in_middle, folds)
+    deviation = deviation_off_subspaces(training, covariances, middle_cells(partition), in_middle)
     roots = covariances.roots(deviation)
-    (found,) = learn_whitened_subspaces(x, roots, [(partition, options)], folds)
+    (found,) = learn_whitened_subspaces(training, roots, [(partition, options)])
     rows = judged_rows(folds, training.processes)
     judged = Training(
-        whiten_in_place(x[rows], roots, folds[rows]), num_features, folds[rows], processes=training.processes
+        x[rows], num_features, folds[rows], None if seen is None else seen[rows], processes=training.processes
     )
-    judged = judged.taken(np.arange(rows.size))
+    judged = whiten_training(judged, roots).taken(np.arange(rows.size))
     evidence = evidence_of(judged, rows, partition, found)
     gain = evidence.log_likelihood() - num_features * np.log(roots[0].unit) - without
+    if judged.unseen is not None:
+        gain -= np.where(judged.unseen.place < 0, 0.0, judged.unseen.log_det[judged.unseen.place])
     return NoiseTrial(covariances, deviation, found, evidence, Gain.of(gain))
 
 
-def is_worth_its_cost(gain: Gain, num_features: int) -> bool:
-    """Whether to use a noise covariance: its gain must be clear, and at least `LEAST_GAIN` per feature."""
-    return gain.is_clear and gain.mean >= LEAST_GAIN * num_features
+def is_worth_its_cost(gain: Gain, num_features: int, missing: float = 0.0) -> bool:
+    """Whether to use a noise covariance: its gain must be clear, and at least `LEAST_GAIN` per feature.
+
+    `missing`: the share of values that were missing.
+    """
+    return gain.is_clear and gain.mean >= LEAST_GAIN * num_features * (1.0 + missing / MISSING_SHARE)

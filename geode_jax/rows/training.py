@@ -13,6 +13,7 @@ import numpy as np
 from geode_jax.rows.folds import Holdout, each_fold, judging_folds
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.row_space import Axes, axes_of, principal_coordinates, uses_row_space
+from geode_jax.rows.unseen import Unseen
 from geode_jax.rows.view import Overlay, Rows, as_array, divide, taken
 
 # How far a row's observed features are from a subspace takes a product with all axes of the row space, where in R^D it
@@ -32,6 +33,7 @@ class Training(NamedTuple):
       fold; None where no entry was filled, or there are no more than two folds.
     - `processes`: those that the rows are divided among; `x`, `folds` and all indices are of this process's rows.
     - `axes`: where coordinates of rows of which some were filled are in R^D; else None.
+    - `unseen`: what whitened rows with missing entries do not show, in place of these; None where none are whitened.
     """
 
     x: Rows
@@ -41,6 +43,7 @@ class Training(NamedTuple):
     without: list[np.ndarray] | None = None
     processes: Processes = ALONE
     axes: Axes | None = None
+    unseen: Unseen | None = None
 
     @property
     def num_rows(self) -> int:
@@ -93,6 +96,7 @@ class Training(NamedTuple):
             None if self.folds is None else join(taken(self.folds, rows)),
             None if self.is_observed is None else join(taken(self.is_observed, rows)),
             axes=self.axes,
+            unseen=None if self.unseen is None else self.unseen.taken(rows),
         )
 
     def _kept_of_partial(self) -> list[np.ndarray]:

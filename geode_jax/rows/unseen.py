@@ -1,0 +1,122 @@
+"""What rows with missing features do not show, in coordinates where the noise is isotropic.
+
+Rows are ``x = R z``, and ``W = R^{-1}`` is symmetric. A row that misses the features M shows all of z but its part in
+the span of the columns of W at M: along these, z may change while the observed features stay. With ``L L'`` their Gram
+matrix, an orthonormal basis N of the span has ``N'v = L^{-1} (W v)_M``. Where W is the identity, N selects the missing
+features.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import lapack
+
+from geode_jax._runtime.threads import parallel_map
+from geode_jax.rows.blocks import slices
+
+
+class Unseen(NamedTuple):
+    """The directions N that each of m partial rows does not show, at most u of them.
+
+    - `place`: (n,), which of the m a row is; -1 if it is complete.
+    - `which`: (m,), the number of each one's matrix W, out of `whitenings`, (D, D) each.
+    - `missing`: (m, u), the features that it misses, and then others. `factor`: (m, u, u), L^{-1}, zero beyond these.
+    - `log_det`: (m,), of L.
+    """
+
+    place: np.ndarray
+    which: np.ndarray
+    whitenings: list[np.ndarray]
+    missing: np.ndarray
+    factor: np.ndarray
+    log_det: np.ndarray
+
+    @classmethod
+    def of(cls, is_observed: np.ndarray, which: np.ndarray, whitenings: list[np.ndarray]) -> "Unseen":
+        """What rows of these masks, (n, D), do not show, each whitened by the matrix of its number, (n,)."""
+        partial = np.flatnonzero(~is_observed.all(axis=1))
+        place = np.full(len(is_observed), -1)
+        place[partial] = np.arange(partial.size)
+        own, number = which[partial], (~is_observed[partial]).sum(axis=1)
+        index = np.argsort(is_observed[partial], axis=1, kind="stable")[:, : number.max(initial=0)]
+        factor = np.zeros((*index.shape, index.shape[1]), whitenings[0].dtype)
+        log_det = np.zeros(partial.size)
+        squares = [matrix @ matrix for matrix in (each.astype(np.float64) for each in whitenings)]
+
+        def make(row: int) -> None:
+            missing = index[row, : number[row]]
+            lower = np.linalg.cholesky(squares[own[row]][np.ix_(missing, missing)])
+            log_det[row] = np.log(np.diagonal(lower)).sum()
+            factor[row, : missing.size, : missing.size] = lapack.dtrtri(lower, lower=1)[0]
+
+        parallel_map(make, range(partial.size))
+        return cls(place, own, whitenings, index, factor, log_det)
+
+    def taken(self, rows: np.ndarray) -> "Unseen":
+        """That of some of the rows."""
+        return self._replace(place=self.place[rows])
+
+    def along(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """``N'v`` of a vector for each of some partial rows, (k, D): (k, u)."""
+        return self.of_turned(rows, self._turned(rows, vectors))
+
+    def of_turned(self, rows: np.ndarray, turned: np.ndarray) -> np.ndarray:
+        """The same, given W v."""
+        own = self.place[rows]
+        there = np.take_along_axis(turned, self.missing[own], axis=1)
+        return np.matmul(self.factor[own], there[..., None])[..., 0]
+
+    def spread(self, rows: np.ndarray, along: np.ndarray) -> np.ndarray:
+        """Vectors s, (k, D), with ``W s = N a`` for the given a, (k, u)."""
+        own = self.place[rows]
+        found = np.zeros((rows.size, self.whitenings[0].shape[0]), along.dtype)
+        np.put_along_axis(found, self.missing[own], np.matmul(along[:, None], self.factor[own])[:, 0], axis=1)
+        return found
+
+    def shown(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """What rows show of a vector each, ``v - N N'v``, (k, D)."""
+        return vectors - self._turned(rows, self.spread(rows, self.along(rows, vectors)))
+
+    def _turned(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """Each row's W times its vector, (k, D)."""
+        which = self.which[self.place[rows]]
+        if np.all(which == which[:1]):
+            return vectors @ self.whitenings[which[0]] if which.size else vectors
+        out = np.empty_like(vectors)
+        for number in np.unique(which):
+            out[which == number] = vectors[which == number] @ self.whitenings[number]
+        return out
+
+    def turned(self, row: int, basis: np.ndarray) -> np.ndarray:
+        """A row's W times the columns of a basis, (D, d)."""
+        return self.whitenings[self.which[self.place[row]]] @ basis
+
+    def of_basis(self, rows: np.ndarray, turned: np.ndarray) -> np.ndarray:
+        """``N'B`` of the same columns B for rows that were whitened by one matrix, given W B, (D, d): (k, u, d)."""
+        own = self.place[rows]
+        return np.matmul(self.factor[own], turned[self.missing[own]])
+
+    def squares(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """``||N'v||^2`` of K vectors for each of some partial rows, (K, k, D): (K, k)."""
+        own, out = self.place[rows], np.zeros(vectors.shape[:2], vectors.dtype)
+        for number in np.unique(self.which[own]):
+            inside = np.flatnonzero(self.which[own] == number)
+            at, turned = own[inside], vectors[:, inside] @ self.whitenings[number]
+            there = np.take_along_axis(turned, self.missing[at][None], axis=2)
+            found = np.matmul(np.swapaxes(there, 0, 1), np.swapaxes(self.factor[at], 1, 2))
+            out[:, inside] = np.square(found).sum(axis=2).T
+        return out
+
+    def shares(self, rows: np.ndarray, axes: np.ndarray) -> np.ndarray:
+        """Sums over rows, whitened by one matrix, of ``||N'a||^2`` for the columns a of `axes`, (D, p): (p,)."""
+        total = np.zeros(axes.shape[1])
+        turned = self.turned(rows[0], axes) if rows.size else axes
+        for some in slices(rows.size, self.missing.shape[1] * axes.shape[1]):
+            total += np.square(self.of_basis(rows[some], turned)).sum(axis=(0, 1))
+        return total
+
+
+def numbers_of(is_observed: np.ndarray) -> int:
+    """How many numbers :class:`Unseen` holds for rows of these masks, (n, D)."""
+    missing = (~is_observed).sum(axis=1)
+    return int((missing > 0).sum() * missing.max(initial=0) ** 2)
