@@ -299,8 +299,8 @@ def _score() -> str:
         f"the {len(bold)} comparisons of [the results page](benchmarks/README.md#in-short). Of all {len(bold)}, GEODE"
         f" is ahead in {ahead}, level in {level}, and behind in {behind}. {unknown} of them, pictures and other kinds"
         " of data, are of one split, and their standard errors are not known: there, ahead only means the better"
-        " number. Two defaults, refined cuts and the prior of the noise, were chosen on random splits of iris, wine, breast"
-        " cancer and diabetes: results on these are a little flattering."
+        " number. Two defaults, refined cuts and the prior of the noise, were chosen on random splits of iris, wine,"
+        " breast cancer and diabetes: results on these are a little flattering."
     )
 
 

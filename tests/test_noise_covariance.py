@@ -418,31 +418,39 @@ def test_odd_shapes(smooth, num_rows, num_features, depth):
         assert np.linalg.slogdet(found.noise_root)[1] == pytest.approx(0.0, abs=1e-6)
 
 
+def _root(rng):
+    """The root of some covariance of twelve features, (12, 12)."""
+    directions = np.linalg.qr(rng.normal(size=(12, 12)))[0]
+    return (directions * np.exp(0.5 * rng.normal(size=12))) @ directions.T
+
+
 @pytest.fixture(scope="module")
 def unseen():
-    """Five rows, one of them complete, whitened by the inverse of a root of some covariance; in float64."""
+    """Five rows, whitened by the inverses of two roots; the third is complete, the others miss 1, 2, 5 and 11."""
     rng = np.random.default_rng(0)
-    directions = np.linalg.qr(rng.normal(size=(12, 12)))[0]
-    root = (directions * np.exp(0.5 * rng.normal(size=12))) @ directions.T
-    is_observed = rng.random((5, 12)) < 0.6
-    is_observed[2] = True
-    return Unseen.of(is_observed, np.zeros(5, dtype=int), [np.linalg.inv(root)]), is_observed, root
+    roots, which = [_root(rng), _root(rng)], np.array([0, 1, 0, 1, 0])
+    is_observed = np.ones((5, 12), dtype=bool)
+    for row, number in enumerate((1, 2, 0, 5, 11)):
+        is_observed[row, rng.permutation(12)[:number]] = False
+    return Unseen.of(is_observed, which, [np.linalg.inv(root) for root in roots]), is_observed, roots
 
 
 def test_what_whitened_rows_do_not_show(unseen):
     """It is the span of the columns of the whitening at the missing features."""
-    found, is_observed, root = unseen
+    found, is_observed, roots = unseen
     rows, rng = np.flatnonzero(found.place >= 0), np.random.default_rng(1)
     np.testing.assert_array_equal(rows, [0, 1, 3, 4])
     several = rng.normal(size=(3, 4, 12))
     basis = rng.normal(size=(12, 2))
     along, shown = found.along(rows, several[0]), found.shown(rows, several[0])
-    of_basis = found.of_basis(rows, found.turned(0, basis))
+    of_basis = [found.of_basis(rows[[place]], found.turned(row, basis))[0] for place, row in enumerate(rows)]
     np.testing.assert_allclose(found.squares(rows, several)[0], np.square(along).sum(axis=1))
-    np.testing.assert_allclose(found.shares(rows, basis), np.square(of_basis).sum(axis=(0, 1)))
+    some = [place for place, row in enumerate(rows) if found.which[found.place[row]] == 0]
+    expected = sum(np.square(of_basis[place]).sum(axis=0) for place in some)
+    np.testing.assert_allclose(found.shares(rows[some], basis), expected)
     np.testing.assert_allclose(found.taken(rows[1:]).shown(np.arange(3), several[0, 1:]), shown[1:])
     for place, row in enumerate(rows):
-        observed = is_observed[row]
+        observed, root = is_observed[row], roots[row % 2]
         hidden = np.linalg.qr(np.linalg.inv(root)[:, ~observed])[0]
         left = several[0, place] - hidden @ hidden.T @ several[0, place]
         np.testing.assert_allclose(shown[place], left, atol=1e-10)
@@ -456,9 +464,9 @@ def test_what_whitened_rows_do_not_show(unseen):
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_whitened_rows_are_reduced_as_predictions_do(unseen, is_shared):
     """The statistics of rows with missing features, and the root of what they do not show of a basis."""
-    _, is_observed, root = unseen
+    _, is_observed, (root, _) = unseen
     if is_shared:
-        is_observed = np.repeat(is_observed[:2], 4, axis=0)
+        is_observed = np.repeat(is_observed[[1, 3]], 4, axis=0)
     rows = np.flatnonzero(~is_observed.all(axis=1))
     is_observed, rng, number = is_observed[rows], np.random.default_rng(2), rows.size
     x, folds = rng.normal(size=(number, 12)), np.zeros(number, dtype=int)
@@ -495,16 +503,16 @@ def test_whitened_rows_are_reduced_as_predictions_do(unseen, is_shared):
 
 def test_rows_are_filled_with_what_the_noise_of_the_observed_tells(unseen):
     """At given points, the mean of what is missing is that of a normal with the noise's covariance."""
-    _, is_observed, root = unseen
+    _, is_observed, roots = unseen
     rng = np.random.default_rng(3)
-    is_observed = is_observed[~is_observed.all(axis=1)]
-    x, mean, folds = rng.normal(size=(4, 12)), rng.normal(size=(4, 12)), np.zeros(4, dtype=int)
-    values, directions = np.linalg.eigh(root)
-    noise = NoiseRoot(directions, values, 2.0)
-    block = whiten_training(Training(x.copy(), 12, folds, is_observed), [noise, noise])
-    filled = fill._unwhitened(block, mean, [noise, noise])
-    covariance, points = root @ root, 2.0 * mean @ root
+    is_observed, folds = is_observed[~is_observed.all(axis=1)], np.array([0, 1, 1, 0])
+    x, mean = rng.normal(size=(2, 4, 12))
+    noise = [NoiseRoot(*np.linalg.eigh(root)[::-1], 2.0) for root in (np.eye(12), *roots)]
+    block = whiten_training(Training(x.copy(), 12, folds, is_observed), noise)._replace(folds=1 + folds)
+    filled = fill._unwhitened(block, mean, noise)
     for row in range(4):
+        root = roots[folds[row]]
+        covariance, points = root @ root, 2.0 * mean @ root
         seen, hidden = np.flatnonzero(is_observed[row]), np.flatnonzero(~is_observed[row])
         np.testing.assert_allclose(filled[row, seen], x[row, seen], atol=1e-10)
         told = np.linalg.solve(covariance[np.ix_(seen, seen)], x[row, seen] - points[row, seen])
@@ -563,6 +571,48 @@ def test_noise_that_is_isotropic_stays_so_where_values_are_missing(smooth):
     found = geode_jax.learn_forest(jax.random.key(0), rows, dictionary=SETTINGS)
     assert found.noise_root is None
     assert abs(_about_noise(found).gain) < 0.03 * NUM_FEATURES
+
+
+def test_float32_sees_nothing_of_what_is_not_seen(unseen):
+    """Rows that show next to nothing, of nearly noise-free rows: no Gram matrix has a negative part worth the name."""
+    rng, number = np.random.default_rng(7), 60
+    directions = np.linalg.qr(rng.normal(size=(number, number)))[0]
+    root = (directions * np.geomspace(3.0, 0.01, number)) @ directions.T
+    is_observed = np.zeros((20, number), dtype=bool)
+    is_observed[np.arange(20), rng.integers(number, size=20)] = True
+    folds, basis = np.zeros(20, dtype=int), np.linalg.qr(rng.normal(size=(number, 4)))[0].astype(np.float32)
+    rows = Unseen.of(is_observed, folds, [np.linalg.inv(root)])
+    training = Training(rng.normal(size=(20, number)).astype(np.float32), number, folds, is_observed, unseen=rows)
+    dictionary = np.zeros((1, 1, number), np.float32), basis[None, None]
+    found = reduce_rows(dictionary, training, np.zeros((20, 1), int), group_rows(is_observed, folds, 1))
+    for gram in found["gram"][0]:
+        values = np.linalg.eigvalsh(gram.astype(float))
+        assert values[0] > -4.0 * np.finfo(np.float32).eps * values[-1]
+        assert values[-2] < 1e-6 * values[-1]
+
+
+def test_few_rows_with_missing_values_among_many(smooth, monkeypatch):
+    """None of them is judged; and a feature that is hardly ever seen."""
+    rows = smooth.astype(float)
+    rows[:3, 5] = np.nan
+    monkeypatch.setattr(evidence, "LARGEST_SAMPLE", 20)
+    assert geode_jax.learn_forest(jax.random.key(0), rows, dictionary=SETTINGS).noise_root is not None
+    monkeypatch.undo()
+    rows[4:, 7] = np.nan
+    for cross_fit in (geode_jax.CrossFit(), geode_jax.CrossFit(2)):
+        settings = dataclasses.replace(SETTINGS, cross_fit=cross_fit)
+        found = geode_jax.learn_forest(jax.random.key(0), rows, dictionary=settings)
+        assert np.isfinite(found.partial.gram).all()
+        assert np.isfinite(found.scale).all()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_few_features_of_which_values_are_missing(smooth, number):
+    rows = smooth[:, :number].astype(float)
+    rows[::3, 0] = np.nan
+    rows = rows[~np.isnan(rows).all(axis=1)]
+    found = geode_jax.learn_forest(jax.random.key(0), rows, dictionary=dataclasses.replace(SETTINGS, max_rank=None))
+    assert np.isfinite(found.dictionary.centres).all()
 
 
 def test_too_many_missing_values_leave_the_noise_isotropic(holes, monkeypatch):

@@ -26,7 +26,7 @@ from geode_jax.rows.training import Training
 from geode_jax.rows.unseen import numbers_of
 
 # Numbers of the matrices that say what rows with missing entries do not show of whitened coordinates.
-MOST_UNSEEN = 2**28
+MOST_UNSEEN = 2**27
 
 
 class Chosen(NamedTuple):

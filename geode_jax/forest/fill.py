@@ -176,23 +176,27 @@ def refill_whitened(
     rng = np.random.default_rng(options.seed)
     level = rng.random(rows.size, dtype=np.float32)
     normal = rng.standard_normal((rows.size, options.max_rank), dtype=np.float32)
-    filled = []
-    for holdouts, table in _fillers(training):
+
+    def lines(holdouts: list[Holdout], table: np.ndarray) -> list[np.ndarray]:
         roots = learn_covariances(training, holdouts).roots(deviation)
         (subspaces,) = learn_whitened_subspaces(training, roots, [(partition, options)], holdouts=holdouts)
         whitened = whiten_training(training._replace(x=np.array(training.x)), roots)
         mixture = fit_quick_mixture(whitened, partition, subspaces)
         candidates = search_candidates(whitened, rows, partition, subspaces, plan.partial_candidates)
+        del whitened
+        found = []
         for by in table:
             line = np.array(training.x[rows])
             used = np.flatnonzero(by > 0)  # the others are in the fold that is left out
             if used.size > 0:
                 own = Training(line[used], training.num_features, by[used] - 1, seen[used])
                 block = whiten_training(own, roots)._replace(folds=by[used])
-                nodes = candidates[used]
-                _, drawn = conditional(block, mixture, subspaces, nodes, level[used], normal[used])
+                _, drawn = conditional(block, mixture, subspaces, candidates[used], level[used], normal[used])
                 line[used] = np.where(seen[used], line[used], _unwhitened(block, drawn, roots))
-            filled.append(line)
+            found.append(line)
+        return found
+
+    filled = [line for pair in _fillers(training) for line in lines(*pair)]
     return _refilled(training, filled[0])._replace(without=filled[1:] or None)
 
 

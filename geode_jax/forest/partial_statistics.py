@@ -92,6 +92,8 @@ def reduce_rows(
             if root is not None:
                 root[here] = _missing_root(~seen, basis)
             return
+        # in float64: of a difference, float32 could leave directions that are not seen with less than nothing
+        basis = basis.astype(np.float64)
         along = unseen.of_basis(example[here], unseen.turned(example[here.start], basis))
         hidden = np.matmul(np.swapaxes(along, 1, 2), along)
         gram[here] = basis.T @ basis - hidden
@@ -121,9 +123,9 @@ def reduce_rows(
         for store, values in zip(vectors, (cross, coordinates, remainder), strict=True):
             store[row, slot] = values
 
-    num_features = x.shape[1]
-    parallel_map(make_matrices, _spans(starts, distinct.shape[0], rank * num_features))
-    parallel_map(make_vectors, _spans(pair_starts, pairs.size, 8 * num_features + rank**2))
+    num_features, of_unseen = x.shape[1], 0 if unseen is None else unseen.numbers
+    parallel_map(make_matrices, _spans(starts, distinct.shape[0], rank * num_features + of_unseen))
+    parallel_map(make_vectors, _spans(pair_starts, pairs.size, 8 * num_features + rank**2 + of_unseen))
 
     is_row = places >= 0
     row = np.maximum(places, 0)

@@ -27,7 +27,7 @@ def search_candidates(
 ) -> np.ndarray:
     """Good nodes of the given rows, `width` of them, ascending, (rows.size, width); all nodes if fewer are present.
 
-    Nodes are scored by cross-fitted statistics of the observed features; of whitened rows, of all.
+    Nodes are scored by cross-fitted statistics of the observed features.
     """
     mixture = cell_mixture(training, partition, subspaces)
     width = min(width, mixture.nodes.size)
@@ -44,9 +44,8 @@ def search_candidates(
             None if training.folds is None else training.folds[block],
             None if training.is_observed is None else training.is_observed[block],
             axes=training.axes,
+            unseen=None if training.unseen is None else training.unseen.taken(block),
         )
-        if training.unseen is not None:  # what was filled in of whitened rows is as near to one node as to another
-            own = own._replace(is_observed=None)
         count = np.full(block.size, num_features) if own.is_observed is None else own.is_observed.sum(axis=1)
 
         # in coordinates of a row space, one product for all nodes is quicker than one for each that is visited

@@ -332,7 +332,8 @@ def statistics_at(
         for some in slices(rows.size, seen.shape[1]):
             is_partial[some] = ~seen[rows[some]].all(axis=1)
         partial = np.flatnonzero(is_partial)
-        for some in slices(partial.size, nodes.size * training.x.shape[1], numbers=RESIDUAL_NUMBERS):
+        width = nodes.size * training.x.shape[1] + (0 if unseen is None else unseen.numbers)
+        for some in slices(partial.size, width, numbers=RESIDUAL_NUMBERS):
             at = partial[some]
             residuals = _residuals_at(training, rows[at], subspaces, nodes)
             if unseen is not None:

@@ -125,7 +125,8 @@ class Covariances(NamedTuple):
 def learn_covariances(training: Training, holdouts: list[Holdout] | None = None) -> Covariances:
     """Covariances of rows, (n, p), without each of the holdouts: O(n p^2 + p^3) operations.
 
-    None: of all, and of those without each fold. Others come after these.
+    None: of all, and of those without each fold. Others come after these. Without two folds, rows are as they were
+    filled without the first of them.
     """
     folds, processes = training.own_folds, training.processes
     numbers = range(-1, fold_sizes(folds, processes).size - 1)  # -1: rows in no fold
@@ -143,10 +144,8 @@ def learn_covariances(training: Training, holdouts: list[Holdout] | None = None)
     if training.without is None:
         found = parallel_map(lambda holdout: without(moments, holdout), holdouts)
     else:  # rows are filled otherwise for every fold
-        found = [
-            without(moments_by_fold(training.without_fold(holdout[0])) if holdout else moments, holdout)
-            for holdout in holdouts
-        ]
+        latest = functools.lru_cache(1)(lambda fold: moments_by_fold(training.without_fold(fold)))
+        found = [without(latest(holdout[0]) if holdout else moments, holdout) for holdout in holdouts]
     size = training.x.shape[1]
     square = np.zeros(size)
     for part, (mean, axes) in enumerate(found[1 : len(numbers)], start=1):
@@ -230,7 +229,7 @@ def whiten_training(training: Training, roots: list[NoiseRoot]) -> Training:
     """Rows in folds, each whitened by the root without its fold: in place, or, as in :func:`_scratch`, when read."""
     x, folds, unseen = training.x, training.own_folds, None
     if training.is_observed is not None:
-        unseen = Unseen.of(training.is_observed, 1 + folds, [root.whitening.astype(x.dtype) for root in roots])
+        unseen = Unseen.of(training.is_observed, 1 + folds, [root.whitening for root in roots])
         training = training._replace(unseen=unseen, without=None)
     if isinstance(x, View) and not training.processes.is_alone:
         return training._replace(x=Product(x, [root.whitening for root in roots[1:]], folds))
@@ -283,7 +282,7 @@ def _residuals_along_axes(
             if unseen is not None:
                 partial = np.flatnonzero(unseen.place[inside] >= 0)
                 left[partial] = unseen.shown(inside[partial], left[partial])
-                kept -= unseen.shares(inside[partial], root.axes)
+                kept = np.maximum(kept - unseen.shares(inside[partial], root.axes), 0.0)
             square += np.square(left @ root.axes).sum(axis=0)
             share += kept * np.maximum(1.0 - np.square(root.axes.T @ basis).sum(axis=1), 0.0)
     return cells.processes.total(square), cells.processes.total(share)
@@ -295,7 +294,7 @@ def _unseen_of_fold(training: Training, fold: int, root: NoiseRoot) -> Unseen | 
         return None
     of_others = (training.own_folds != fold)[:, None]
     none = np.zeros(training.own_folds.size, dtype=int)
-    return Unseen.of(training.is_observed | of_others, none, [root.whitening.astype(training.x.dtype)])
+    return Unseen.of(training.is_observed | of_others, none, [root.whitening])
 
 
 class NoiseTrial(NamedTuple):
@@ -334,7 +333,8 @@ def try_noise_covariance(
     evidence = evidence_of(judged, rows, partition, found)
     gain = evidence.log_likelihood() - num_features * np.log(roots[0].unit) - without
     if judged.unseen is not None:
-        gain -= np.where(judged.unseen.place < 0, 0.0, judged.unseen.log_det[judged.unseen.place])
+        partial = np.flatnonzero(judged.unseen.place >= 0)
+        gain[partial] -= judged.unseen.log_det[judged.unseen.place[partial]]
     return NoiseTrial(covariances, deviation, found, evidence, Gain.of(gain))
 
 

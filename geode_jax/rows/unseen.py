@@ -22,6 +22,8 @@ class Unseen(NamedTuple):
     - `which`: (m,), the number of each one's matrix W, out of `whitenings`, (D, D) each.
     - `missing`: (m, u), the features that it misses, and then others. `factor`: (m, u, u), L^{-1}, zero beyond these.
     - `log_det`: (m,), of L.
+
+    In float64; products with vectors in the precision of these.
     """
 
     place: np.ndarray
@@ -39,9 +41,9 @@ class Unseen(NamedTuple):
         place[partial] = np.arange(partial.size)
         own, number = which[partial], (~is_observed[partial]).sum(axis=1)
         index = np.argsort(is_observed[partial], axis=1, kind="stable")[:, : number.max(initial=0)]
-        factor = np.zeros((*index.shape, index.shape[1]), whitenings[0].dtype)
+        factor = np.zeros((*index.shape, index.shape[1]))
         log_det = np.zeros(partial.size)
-        squares = [matrix @ matrix for matrix in (each.astype(np.float64) for each in whitenings)]
+        squares = [matrix @ matrix for matrix in whitenings]
 
         def make(row: int) -> None:
             missing = index[row, : number[row]]
@@ -51,6 +53,11 @@ class Unseen(NamedTuple):
 
         parallel_map(make, range(partial.size))
         return cls(place, own, whitenings, index, factor, log_det)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a row's factor has."""
+        return self.missing.shape[1] ** 2
 
     def taken(self, rows: np.ndarray) -> "Unseen":
         """That of some of the rows."""
@@ -64,7 +71,7 @@ class Unseen(NamedTuple):
         """The same, given W v."""
         own = self.place[rows]
         there = np.take_along_axis(turned, self.missing[own], axis=1)
-        return np.matmul(self.factor[own], there[..., None])[..., 0]
+        return np.matmul(self.factor[own], there[..., None])[..., 0].astype(turned.dtype)
 
     def spread(self, rows: np.ndarray, along: np.ndarray) -> np.ndarray:
         """Vectors s, (k, D), with ``W s = N a`` for the given a, (k, u)."""
@@ -75,21 +82,24 @@ class Unseen(NamedTuple):
 
     def shown(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """What rows show of a vector each, ``v - N N'v``, (k, D)."""
-        return vectors - self._turned(rows, self.spread(rows, self.along(rows, vectors)))
+        found = np.array(vectors)
+        for some in slices(rows.size, vectors.shape[1] + self.numbers):
+            own = rows[some]
+            found[some] -= self._turned(own, self.spread(own, self.along(own, vectors[some])))
+        return found
 
     def _turned(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """Each row's W times its vector, (k, D)."""
         which = self.which[self.place[rows]]
-        if np.all(which == which[:1]):
-            return vectors @ self.whitenings[which[0]] if which.size else vectors
         out = np.empty_like(vectors)
         for number in np.unique(which):
-            out[which == number] = vectors[which == number] @ self.whitenings[number]
+            inside = which == number
+            out[inside] = vectors[inside] @ self.whitenings[number].astype(vectors.dtype)
         return out
 
     def turned(self, row: int, basis: np.ndarray) -> np.ndarray:
         """A row's W times the columns of a basis, (D, d)."""
-        return self.whitenings[self.which[self.place[row]]] @ basis
+        return np.asarray(self.whitenings[self.which[self.place[row]]].astype(basis.dtype) @ basis)
 
     def of_basis(self, rows: np.ndarray, turned: np.ndarray) -> np.ndarray:
         """``N'B`` of the same columns B for rows that were whitened by one matrix, given W B, (D, d): (k, u, d)."""
@@ -101,7 +111,7 @@ class Unseen(NamedTuple):
         own, out = self.place[rows], np.zeros(vectors.shape[:2], vectors.dtype)
         for number in np.unique(self.which[own]):
             inside = np.flatnonzero(self.which[own] == number)
-            at, turned = own[inside], vectors[:, inside] @ self.whitenings[number]
+            at, turned = own[inside], vectors[:, inside] @ self.whitenings[number].astype(vectors.dtype)
             there = np.take_along_axis(turned, self.missing[at][None], axis=2)
             found = np.matmul(np.swapaxes(there, 0, 1), np.swapaxes(self.factor[at], 1, 2))
             out[:, inside] = np.square(found).sum(axis=2).T
@@ -111,7 +121,7 @@ class Unseen(NamedTuple):
         """Sums over rows, whitened by one matrix, of ``||N'a||^2`` for the columns a of `axes`, (D, p): (p,)."""
         total = np.zeros(axes.shape[1])
         turned = self.turned(rows[0], axes) if rows.size else axes
-        for some in slices(rows.size, self.missing.shape[1] * axes.shape[1]):
+        for some in slices(rows.size, self.missing.shape[1] * axes.shape[1] + self.numbers):
             total += np.square(self.of_basis(rows[some], turned)).sum(axis=(0, 1))
         return total
 
