@@ -87,8 +87,8 @@ class NoiseCovariance:
     It is not tried with more than `max_features` features, or in the space of more rows than that, as its cost grows
     with the cube of their number; where training rows miss values, if there are twice as many features as rows, or if
     the number of these rows times the square of the most values that one of them misses is more than 2^27; with a span
-    of given rank; without `cross_fit`; and in :func:`geode_jax.fit_classes`. Where values are missing it must gain more,
-    and rows are filled in once more under it.
+    of given rank; without `cross_fit`; and in :func:`geode_jax.fit_classes`. Where values are missing it must gain
+    more, and rows are filled in once more under it.
     """
 
     max_features: int = 1000
