@@ -122,10 +122,13 @@ OLDER = (
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
     " `scenarios` with 15,000 features.",
     "- A noise covariance that is tried where features are at least twice as many as rows: `scenarios`, `smoothness`,"
-    " `wide`, `features_time`, linear data in `dimension`, and 600 rows of 15,000 features in `memory`.",
+    " `wide`, `features_time`, simulated data in `dimension`, and 600 rows of 15,000 features in `memory`.",
+    "- A noise covariance that is tried where training rows miss values: half of the values missing in `frey_missing`,"
+    " penguins and birth rates in `kinds`, wine with missing values in `noise_prior`, sets with missing values in"
+    " `mixed_units`, kinds with missing training values in `coverage`, rows with missing values in `contention`, and"
+    " 500 features in `missing_time`. In one split of `frey_missing` the error at half of the values missing was 5.42"
+    " with it, and 5.43 before.",
     "- Refined cuts: iris and the curved sheet in `gpu`.",
-    "- Rows with missing values in coordinates of the space that all rows span, and first fills chosen on some of very"
-    " many features: times of stage one in `missing_time` (in a trial they became shorter).",
     "- The centre of a cell whose rows are all of one fold (few of the smallest cells), and, where classes have missing"
     " values, first fills about the means of a class: what was fitted before 2026-11-29. Of that day are"
     " `refined_cuts`, `stage_one`, `contention`, `scenarios` with 10,000 features, digits and Frey faces in"

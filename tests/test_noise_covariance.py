@@ -19,7 +19,9 @@ from geode_jax.forest.plan import Plan
 from geode_jax.learning import evidence
 from geode_jax.learning.evidence import cross_fitted_evidence
 from geode_jax.learning.noise_covariance import (
+    Covariances,
     NoiseRoot,
+    _residuals_along_axes,
     deviation_off_subspaces,
     is_worth_its_cost,
     learn_covariances,
@@ -532,6 +534,71 @@ def _about_noise(forest):
     """What was decided about the noise covariance."""
     (decision,) = (it for it in forest.found.decisions if it.about == "noise covariance")
     return decision
+
+
+def test_deviations_count_only_what_rows_show():
+    """Isotropic noise, half of the features missing in most rows, with any values filled in."""
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(400, NUM_FEATURES)).astype(np.float32)
+    is_observed = np.ones(x.shape, dtype=bool)
+    is_observed[:, ::2] = rng.random((400, NUM_FEATURES // 2)) < 0.4
+    folds = assign_folds(400, 5, rng)
+    for scale in (0.0, 1.0):
+        filled = np.where(is_observed, x, scale * rng.normal(size=x.shape)).astype(np.float32)
+        training = Training(filled, NUM_FEATURES, folds, is_observed)
+        axes = [np.eye(NUM_FEATURES)] * 6
+        covariances = Covariances(axes, np.ones(NUM_FEATURES), NUM_FEATURES, NUM_FEATURES)
+        square, share = _residuals_along_axes(
+            training, covariances.roots(np.ones(NUM_FEATURES))[1:], CELLS, SubspaceOptions(1, 0)
+        )
+        np.testing.assert_allclose(np.sqrt(square / share), 1.0, atol=0.15)
+        seen = is_observed.sum(axis=0)
+        np.testing.assert_allclose(share, seen, rtol=0.3)
+
+
+def test_a_fold_has_its_own_fills(smooth, folds, roots):
+    """The dictionary without a fold learns from the rows as they were filled without it."""
+    is_observed = np.ones(smooth.shape, dtype=bool)
+    is_observed[::2, 4] = False
+    without = [smooth[::2] + np.float32(fold) for fold in range(5)]
+    training = Training(smooth, NUM_FEATURES, folds, is_observed, without)
+    (found,) = learn_whitened_subspaces(training, roots, [(CELLS, SubspaceOptions(2, 0))])
+    for fold in range(5):
+        rows = np.array(smooth)
+        rows[::2] = without[fold]
+        centre = rows[folds != fold].mean(axis=0) @ roots[1 + fold].whitening
+        np.testing.assert_allclose(found.centres[1 + fold, 0], centre, atol=1e-3)
+    pairs = learn_covariances(training, [*training.holdouts, (1, 3)])
+    rows = np.array(smooth)
+    rows[::2] = without[1]
+    kept = rows[(folds != 1) & (folds != 3)]
+    turned = (kept - kept.mean(axis=0)) @ pairs.axes[-1]
+    np.testing.assert_allclose(np.cov(turned.T) * (1.0 - np.eye(NUM_FEATURES)), 0.0, atol=1e-3)
+
+
+def test_dictionaries_are_of_rows_filled_under_the_noise(holes, monkeypatch):
+    """They, and the axes of the noise, are learned from the rows as filled last."""
+    filled, lines = [], []
+
+    def refill(*given):
+        filled.append(fill.refill_whitened(*given))
+        lines.extend([np.array(filled[0].x[filled[0].partial]), *filled[0].without])  # x is whitened in place
+        return filled[-1]
+
+    learned = mock.Mock(wraps=learn_whitened_subspaces)
+    monkeypatch.setattr(dictionaries, "refill_whitened", refill)
+    monkeypatch.setattr(dictionaries, "learn_whitened_subspaces", learned)
+    before = mock.Mock(wraps=learn_covariances)
+    monkeypatch.setattr(dictionaries, "learn_covariances", before)
+    geode_jax.learn_forest(jax.random.key(0), holes, dictionary=SETTINGS)
+    (call,) = learned.call_args_list
+    assert call.args[0] is filled[0] is before.call_args.args[0]
+    assert call.kwargs.get("known", ()) == () == call.args[4]
+    seen = ~np.isnan(holes[filled[0].partial])
+    assert len(lines) == 6
+    for rows in lines[1:]:
+        np.testing.assert_array_equal(rows[seen], lines[0][seen])
+        assert (rows[~seen] != lines[0][~seen]).mean() > 0.5
 
 
 def test_missing_values_leave_a_covariance_much_as_it_is(smooth, holes):
