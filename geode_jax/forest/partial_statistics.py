@@ -181,9 +181,13 @@ def _missing_root(is_missing: np.ndarray, basis: np.ndarray) -> np.ndarray:
         taken = np.take_along_axis(is_missing[is_few], order, axis=1)
         root[is_few, :, : order.shape[1]] = np.swapaxes(basis[order] * taken[..., None], 1, 2)
     if not is_few.all():
-        factor = np.linalg.cholesky(_ridged(_masked_gram(is_missing[~is_few], basis)))
-        root[~is_few] = np.any(basis != 0.0, axis=0)[:, None] * factor  # nothing along directions that are not there
+        root[~is_few] = _factor(_masked_gram(is_missing[~is_few], basis), basis)
     return root
+
+
+def _factor(gram: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """Cholesky factors of Gram matrices of a basis, (m, d, d), with nothing along directions that are not there."""
+    return np.asarray(np.any(basis != 0.0, axis=0)[:, None] * np.linalg.cholesky(_ridged(gram)))
 
 
 def _unseen_root(along: np.ndarray, hidden: np.ndarray, number: np.ndarray, basis: np.ndarray) -> np.ndarray:
@@ -194,8 +198,7 @@ def _unseen_root(along: np.ndarray, hidden: np.ndarray, number: np.ndarray, basi
     few = np.swapaxes(along[is_few, :rank], 1, 2)
     root[is_few, :, : few.shape[2]] = few
     if not is_few.all():
-        factor = np.linalg.cholesky(_ridged(hidden[~is_few]))
-        root[~is_few] = np.any(basis != 0.0, axis=0)[:, None] * factor
+        root[~is_few] = _factor(hidden[~is_few], basis)
     return root
 
 

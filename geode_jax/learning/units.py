@@ -68,8 +68,7 @@ def choose_units(
     sample = sample[~np.isnan(sample).all(axis=1)]
     is_observed = ~np.isnan(sample)
     num_rows = sample.shape[0]
-    own = deviations[features]
-    relative = _relative(sums[:, features], sample, noise_folds(num_rows, noise))
+    own, observed = deviations[features], sample
     seen = None if is_observed.all() else is_observed
     if seen is not None:
         sample = fill_low_rank(as_array(View(sample, own)), seen, max_rank, seed) * own.astype(sample.dtype)
@@ -87,6 +86,7 @@ def choose_units(
 
     gain = Gain.of(held_out(own) - held_out(ones[features]))
     if _is_worth(gain, features.size):
+        relative = _relative(sums[:, features], observed, noise_folds(num_rows, noise))
         price = price_of_unseen(as_array(View(sample, own)), seen, cells[0], noise, relative)
         gain = gain._replace(mean=gain.mean - Gain.of(price).least)
     is_taken = _is_worth(gain, features.size)
