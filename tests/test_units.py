@@ -15,7 +15,7 @@ from geode_jax.forest.feature_scales import find_units
 from geode_jax.forest.plan import Plan
 from geode_jax.learning import units
 from geode_jax.learning.feature_noise import NoiseOptions, _shrunk, learn_feature_scales, price_of_unseen
-from geode_jax.learning.units import _deviations, _power_sums
+from geode_jax.learning.units import _deviations, _power_sums, _relative
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.frame import learn_frame, to_model
 
@@ -104,12 +104,21 @@ def test_deviations_where_nothing_or_next_to_nothing_varies():
     x = np.random.default_rng(0).normal(size=(100, 4))
     x[:, 1], x[:, 2] = 0.0, 3.0
     sums = _power_sums(x)
-    sums[1:, 1] = 1e-8, 1e-30, 1e-40, 0.0
+    sums[1:, 1] = 0.0, 1e-30, 0.0, 0.0
     deviations, varies = _deviations(sums)
     np.testing.assert_array_equal(varies, [True, False, False, True])
     np.testing.assert_allclose(deviations[1:3], np.sqrt(deviations[0] * deviations[3]))
     every, _ = _deviations(_power_sums(np.ones((5, 2))))
     np.testing.assert_array_equal(every, 1.0)
+
+
+def test_a_feature_that_varies_in_one_fold_is_not_judged_without_it():
+    rng = np.random.default_rng(0)
+    x, folds = rng.normal(size=(100, 3)), np.arange(100) % 5
+    x[:, 1] = np.where(np.arange(100) == 17, 99.0, -1.0)  # of mean 0
+    relative = _relative(_power_sums(x), x, folds)
+    assert relative[2, 1] == 1.0
+    np.testing.assert_allclose(relative[:, [0, 2]], 1.0, atol=0.2)
 
 
 def test_units_leave_no_trace_in_the_forest(curve):
