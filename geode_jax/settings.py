@@ -117,6 +117,10 @@ class MissingRows:
             _convert_if_given(self, name, check_integer, 1)
 
 
+# Numbers of scales below the root: a tree of 24 has room for 17 million leaves.
+MOST_DEPTH = 24
+
+
 def _renamed(old: str, new: str) -> Callable[[type[Kind]], type[Kind]]:
     """Let a settings class accept and return the field `new` under its `old` name too, with a DeprecationWarning."""
 
@@ -129,6 +133,8 @@ def _renamed(old: str, new: str) -> Callable[[type[Kind]], type[Kind]]:
         @functools.wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             if old in kwargs:
+                if new in kwargs:
+                    raise TypeError(f"{kind.__name__}: expected {new} or {old}, its earlier name, got both")
                 warn(kind.__name__)
                 kwargs[new] = kwargs.pop(old)
             original(self, *args, **kwargs)
@@ -152,7 +158,7 @@ class DictionarySettings:
     - `max_rank` (default None): directions per node. None chooses the number by held-out likelihood, adds half as many
       again, and takes at most 100; in a span of given rank, all of its directions up to that limit; without
       `cross_fit`, half of the features, at least 10 and at most 100.
-    - `depth` (default None): scales of a tree below the root; None chooses by the number of rows.
+    - `depth` (default None): scales of a tree below the root, at most 24; None chooses by the number of rows.
     - `num_trees` (default 8): trees that are averaged.
     - `num_neighbors` (default None): neighbours per row in the graph; None chooses by the number of rows.
     - `tree_rows` (default None): rows that a tree's graph and cuts are learned from, different ones for every tree; the
@@ -206,6 +212,11 @@ class DictionarySettings:
             ("num_candidates", 1),
         ):
             _convert_if_given(self, name, check_integer, minimum)
+        if self.depth is not None and self.depth > MOST_DEPTH:
+            raise ValueError(
+                f"depth: expected an integer of at most {MOST_DEPTH}, as a tree has room for 2**depth leaves, got"
+                f" {self.depth}"
+            )
         for name in ("parent_rows", "borrowed_rows"):
             _convert_if_given(self, name, check_number, above=0.0)
         _convert(self, "refined_cuts", check_instance, bool)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import itertools
 import os
 import re
 import socket
@@ -27,6 +28,12 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # more threads of XLA than devices, which could otherwise wait for each other in LAPACK (_runtime/devices.py)
 os.environ["NPROC"] = "8"
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
+
+# Workers, and processes that tests start, share what they have compiled.
+_cache = Path(os.environ.get("GEODE_JAX_TEST_CACHE", Path(__file__).parent.parent / ".jax_cache"))
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # Every worker has one core: threads of BLAS beside its own would wait for those of the other workers.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -60,11 +67,6 @@ _CHECKED = [name for name in _MODULES if not f"{name}.".startswith(tuple(f"{it}.
 install_import_hook([f"geode_jax.{name}" for name in _CHECKED], "beartype.beartype")
 
 from geode_jax import DictionarySettings, SamplerSettings, fit  # noqa: E402  (after the hook)
-
-_cache = Path(os.environ.get("GEODE_JAX_TEST_CACHE", Path(__file__).parent.parent / ".jax_cache"))
-jax.config.update("jax_compilation_cache_dir", str(_cache))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(scope="session")
@@ -103,15 +105,19 @@ def posterior(request, data):
     return dataclasses.replace(found, shift=40.0 + found.shift @ root, noise_root=root)
 
 
+_tests_run = itertools.count(1)
+
+
 @pytest.fixture(autouse=True)
 def _few_compiled_programs():
     """Drop compiled programs before there are too many.
 
-    Every one holds memory mappings, of which Linux allows a process 65,530 by default; XLA crashes at the limit.
+    Every one holds memory mappings, of which Linux allows a process 65,530 by default; XLA crashes at the limit. They
+    are counted after every tenth test, as to read 20,000 takes some 30 milliseconds.
     """
     yield
     mappings = Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_bytes().count(b"\n") > 25_000:
+    if next(_tests_run) % 10 == 0 and mappings.exists() and mappings.read_bytes().count(b"\n") > 25_000:
         jax.clear_caches()
 
 

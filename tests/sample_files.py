@@ -7,7 +7,7 @@ import numpy as np
 import geode_jax
 
 FILES = Path(__file__).parent / "files"
-VERSION = 1
+VERSION = 2
 
 
 def rows() -> np.ndarray:

@@ -5,6 +5,7 @@
 
 import json
 from fractions import Fraction
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ import geode_jax
 from geode_jax._files.archive import encode
 
 KEY = jax.random.key(0)
-X = np.random.default_rng(0).normal(size=(8, 3))
+X = np.random.default_rng(0).normal(size=(8, 4))
 
 
 def _with(value, row=2, column=1):
@@ -32,10 +33,10 @@ def _all_missing(row=None, column=None):
 
 # what is wrong -> (call, error, message)
 FIT_CASES = {
-    "one dimension": (X[0], ValueError, r"X: expected a 2-D array of shape \(rows, features\), got shape \(3,\)"),
-    "three dimensions": (X[None], ValueError, r"X: expected a 2-D array .* got shape \(1, 8, 3\)"),
+    "one dimension": (X[0], ValueError, r"X: expected a 2-D array of shape \(rows, features\), got shape \(4,\)"),
+    "three dimensions": (X[None], ValueError, r"X: expected a 2-D array .* got shape \(1, 8, 4\)"),
     "a number": (3.0, ValueError, r"X: expected a 2-D array .* got shape \(\)"),
-    "no rows": (X[:0], ValueError, r"X: expected a non-empty array, got shape \(0, 3\)"),
+    "no rows": (X[:0], ValueError, r"X: expected a non-empty array, got shape \(0, 4\)"),
     "no features": (X[:, :0], ValueError, r"X: expected a non-empty array, got shape \(8, 0\)"),
     "one row": (X[:1], ValueError, "X: expected at least 2 rows, got 1"),
     "equal rows": (X[[0, 0, 0]], ValueError, "X: expected at least two different rows, but all rows are equal"),
@@ -68,7 +69,7 @@ FIT_CASES = {
     ),
     "nothing observed": (_all_missing(), ValueError, "X: expected at least one observed value in every row"),
     "equal rows but for NaN": (
-        np.where(np.eye(8, 3) > 0, np.nan, np.tile(X[0], (8, 1))),
+        np.where(np.eye(8, 4) > 0, np.nan, np.tile(X[0], (8, 1))),
         ValueError,
         "X: expected at least two different rows, but all rows are equal",
     ),
@@ -77,7 +78,7 @@ FIT_CASES = {
     "None": (None, ValueError, r"X: expected a 2-D array .* got shape \(\)"),
 }
 PREDICT_CASES = {
-    "other features": (X[:, :2], ValueError, "X: expected 3 features as in fit, got 2"),
+    "other features": (X[:, :2], ValueError, "X: expected 4 features as in fit, got 2"),
     "infinity": (_with(-np.inf), ValueError, "X: expected finite numbers, got 1 infinite"),
     "one dimension": (X[0], ValueError, r"X: expected a 2-D array .* use X.reshape\(1, -1\) for one row"),
 }
@@ -86,6 +87,16 @@ SETTING_CASES = {
     "max_rank 2.5": (lambda: geode_jax.DictionarySettings(max_rank=2.5), TypeError, "max_rank: .* integer, got 2.5"),
     "max_rank True": (lambda: geode_jax.DictionarySettings(max_rank=True), TypeError, "max_rank: .* got True"),
     "tree_rows 1": (lambda: geode_jax.DictionarySettings(tree_rows=1), ValueError, "tree_rows: .* at least 2, got 1"),
+    "depth 25": (
+        lambda: geode_jax.DictionarySettings(depth=25),
+        ValueError,
+        r"depth: expected an integer of at most 24, as .*, got 25",
+    ),
+    "two names of one setting": (
+        lambda: geode_jax.DictionarySettings(noise_covariance=None, noise_shape=None),
+        TypeError,
+        "DictionarySettings: expected noise_covariance or noise_shape, its earlier name, got both",
+    ),
     "depth -1": (lambda: geode_jax.DictionarySettings(depth=-1), ValueError, "depth: .* at least 0, got -1"),
     "parent_rows 0": (lambda: geode_jax.DictionarySettings(parent_rows=0), ValueError, "parent_rows: .* got 0"),
     "num_trees 0": (lambda: geode_jax.DictionarySettings(num_trees=0), ValueError, "num_trees: .* got 0"),
@@ -161,7 +172,7 @@ CALL_CASES = {
     "interval 0": (lambda p: geode_jax.impute(p, X, interval=0), r"interval: expected a number in \(0, 1\), got 0"),
     "calibration of other features": (
         lambda p: geode_jax.impute(p, X, calibration=X[:, :1]),
-        "calibration: expected 3 features as in fit, got 1",
+        "calibration: expected 4 features as in fit, got 1",
     ),
     "num_samples -1": (lambda p: geode_jax.sample(KEY, p, -1), "num_samples: .* at least 1, got -1"),
     "num_draws 0": (lambda p: geode_jax.log_density(p, X, num_draws=0), "num_draws: .* at least 1, got 0"),
@@ -171,12 +182,7 @@ CALL_CASES = {
 
 @pytest.fixture(scope="module")
 def fitted():
-    return geode_jax.fit(
-        KEY,
-        X,
-        dictionary=geode_jax.DictionarySettings(num_trees=1),
-        sampler=geode_jax.SamplerSettings(num_warmup=10, num_samples=10, segment_length=10),
-    )
+    return geode_jax.Posterior.load(Path(__file__).parent / "files" / "posterior_1.npz")
 
 
 @pytest.mark.parametrize("case", FIT_CASES)

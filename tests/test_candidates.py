@@ -114,7 +114,7 @@ def test_groups_of_rows_change_nothing(num_shards):
         stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), few.statistics)
         grouped = jax.tree.map(lambda leaf: jnp.asarray(leaf[1]), reshard(stacked, few.tree.num_nodes, num_shards))
         assert grouped.residual.shape[0] == num_shards
-        state = initial_chain(jax.random.key(1), few).state
+        state = jax.jit(initial_chain)(jax.random.key(1), few).state
         for mine, theirs in zip(grouped.at(state.node), few.statistics.at(state.node), strict=True):
             np.testing.assert_array_equal(mine, theirs)
         scores = [membership.node_scores(state, it, few.tree, few.num_features) for it in (grouped, few.statistics)]

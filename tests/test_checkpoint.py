@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -213,6 +214,18 @@ def test_interrupted_classes(data, monkeypatch):
 
 
 @pytest.mark.slow
+def test_interrupted_calibration(data):
+    """All draws are there: the densities are returned as they are without calibration."""
+    key, labels = jax.random.key(1), (np.arange(90) % 3 > 0).astype(int)
+    expected = geode_jax.fit_classes(key, data, labels, **OPTIONS, calibrate=False)
+    with (
+        mock.patch.object(classes, "calibrated_powers", side_effect=KeyboardInterrupt),
+        pytest.warns(RuntimeWarning, match="are not calibrated"),
+    ):
+        assert eqx.tree_equal(geode_jax.fit_classes(key, data, labels, **OPTIONS), expected)
+
+
+@pytest.mark.slow
 def test_classes(data, tmp_path):
     key, labels = jax.random.key(1), (np.arange(90) % 3 > 0).astype(int)
     whole = geode_jax.fit_classes(key, data, labels, **OPTIONS)
@@ -276,13 +289,20 @@ def _changed_header(path, change):
     np.savez(path, header=np.array(json.dumps(header)), **arrays)
 
 
-@pytest.fixture
-def stopped(data, tmp_path):
+@pytest.fixture(scope="module")
+def kept(data, tmp_path_factory):
     """The folder of a fit that was stopped after its fourth segment of draws."""
+    folder = tmp_path_factory.mktemp("stopped")
     with _stop_after(6, _PowerCut), pytest.raises(_PowerCut):
-        geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=tmp_path)
-    assert (tmp_path / "draws 2.npz").exists()
-    return tmp_path
+        geode_jax.fit(jax.random.key(1), data, **OPTIONS, checkpoint=folder)
+    assert (folder / "draws 2.npz").exists()
+    return folder
+
+
+@pytest.fixture
+def stopped(kept, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize(

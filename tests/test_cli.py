@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import QUICK
 from jax.errors import JaxRuntimeError
 
 import geode_jax
@@ -16,7 +17,8 @@ from geode_jax.cli.commands import _table, parser, run
 from geode_jax.cli.tables import SUFFIXES, Choice, TableError, TextFormat, new_table, open_table
 from geode_jax.gibbs.run import _Run
 
-FIT = ["--trees", "1", "--warmup", "10", "--draws", "10", "--seed", "0", "--quiet"]
+# those of `conftest.QUICK`, with which other tests share compiled programs
+FIT = ["--trees", "1", "--max-rank", "3", "--depth", "2", "--warmup", "10", "--draws", "10", "--seed", "0", "--quiet"]
 NAMES = ["a", "b", "c", "d", "e", "f"]
 
 
@@ -55,8 +57,7 @@ def _read(path):
 
 def test_model_is_the_estimator(data, folder):
     model = geode_jax.GeodeDensity.load(folder / "model.npz")
-    options = {"num_trees": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
-    expected = geode_jax.GeodeDensity(**options).fit(pd.DataFrame(data, columns=NAMES))
+    expected = geode_jax.GeodeDensity(**QUICK).fit(pd.DataFrame(data, columns=NAMES))
     np.testing.assert_allclose(model.posterior_.draws.log_joint, expected.posterior_.draws.log_joint, rtol=1e-6)
     assert model.feature_names_in_.tolist() == NAMES
 
@@ -324,6 +325,13 @@ def test_wrong_arguments(folder, capsys):
     assert "examples:" in capsys.readouterr().out
 
 
+def test_an_error_without_words_is_named(folder, capsys):
+    with mock.patch("geode_jax.cli.commands.open_table", side_effect=MemoryError):
+        assert run(["score", str(folder / "model.npz"), "a.csv", "b.csv"]) == 1
+    assert capsys.readouterr().err == "error: MemoryError\n"
+
+
+@pytest.mark.slow
 def test_as_a_program():
     found = subprocess.run([sys.executable, "-m", "geode_jax", "score", "a", "b", "c"], capture_output=True, text=True)
     assert found.returncode == 1

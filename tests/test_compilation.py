@@ -28,32 +28,6 @@ def as_users_compile():
     jax.clear_caches()
 
 
-@quickly_compiled
-def double(x):
-    return 2 * x
-
-
-@pytest.mark.usefixtures("as_users_compile")
-def test_inside_other_programs():
-    """JAX takes options of compilation of the outermost program only."""
-    assert jax.eval_shape(double, np.ones(3)).shape == (3,)
-    np.testing.assert_array_equal(jax.jit(double)(np.ones(3)), 2.0)
-    np.testing.assert_array_equal(double(np.ones(3)), 2.0)
-
-
-@pytest.mark.usefixtures("as_users_compile")
-def test_options_are_used_unless_optimisations_are_off():
-    used = []
-    with mock.patch.object(jax, "jit", lambda function, compiler_options: used.append(compiler_options) or function):
-        triple = quickly_compiled(lambda x: 3 * x)
-        triple(1.0)
-        triple(1.0, is_short=True)
-        jax.config.update("jax_disable_most_optimizations", True)
-        triple(1.0)
-        triple(1.0, is_short=True)
-    assert used == [OPTIONS, SHORT_OPTIONS, None]
-
-
 @pytest.mark.parametrize(("used", "drops"), [(51, 2), (49, 0)])
 def test_fits_make_room_before_there_are_too_many_programs(tmp_path, monkeypatch, data, used, drops):
     """Of 100 mappings that the system allows: at the start of both stages."""
@@ -126,6 +100,32 @@ def test_nothing_is_foreseen_where_rows_share_matrices(data):
     hidden = data.copy()
     hidden[::3, 1:3] = np.nan
     assert _foreseen(hidden, {}, "float32")[1] == []
+
+
+@quickly_compiled
+def double(x):
+    return 2 * x
+
+
+@pytest.mark.usefixtures("as_users_compile")
+def test_inside_other_programs():
+    """JAX takes options of compilation of the outermost program only."""
+    assert jax.eval_shape(double, np.ones(3)).shape == (3,)
+    np.testing.assert_array_equal(jax.jit(double)(np.ones(3)), 2.0)
+    np.testing.assert_array_equal(double(np.ones(3)), 2.0)
+
+
+@pytest.mark.usefixtures("as_users_compile")
+def test_options_are_used_unless_optimisations_are_off():
+    used = []
+    with mock.patch.object(jax, "jit", lambda function, compiler_options: used.append(compiler_options) or function):
+        triple = quickly_compiled(lambda x: 3 * x)
+        triple(1.0)
+        triple(1.0, is_short=True)
+        jax.config.update("jax_disable_most_optimizations", True)
+        triple(1.0)
+        triple(1.0, is_short=True)
+    assert used == [OPTIONS, SHORT_OPTIONS, None]
 
 
 @pytest.mark.usefixtures("as_users_compile")

@@ -276,7 +276,7 @@ def test_of_classes(rank, tmp_path):
 def test_novelty_is_the_same():
     x = _rows(60, 3)
     padded = np.column_stack([x, np.full((60, 2), 0.1)])
-    options = {"num_trees": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+    options = {"num_trees": 2, "max_rank": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
     plain, found = (geode_jax.GeodeDensity(**options).fit(rows) for rows in (x, padded))
     np.testing.assert_array_equal(found.novelty(padded + 0.1), plain.novelty(np.full((1, 3), 1e3)).repeat(60))
     np.testing.assert_array_equal(found.novelty(padded), plain.novelty(x))
@@ -285,7 +285,7 @@ def test_novelty_is_the_same():
 def test_a_response_has_the_unit_that_it_has_without_them():
     x = _rows(60, 3)
     padded = np.column_stack([x, np.full((60, 9), 0.1)])
-    options = {"num_trees": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+    options = {"num_trees": 2, "max_rank": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
     plain, found = (geode_jax.GeodeRegressor(**options).fit(rows, x[:, 0] + x[:, 1] ** 2) for rows in (x, padded))
     np.testing.assert_array_equal(found.y_scale_, plain.y_scale_)
     np.testing.assert_array_equal(found.predict(padded[:5]), plain.predict(x[:5]))
@@ -293,7 +293,7 @@ def test_a_response_has_the_unit_that_it_has_without_them():
 
 @pytest.mark.parametrize("value", [0.1, 5.0])
 def test_a_response_that_never_varies_is_predicted_by_its_value(value):
-    options = {"num_trees": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
+    options = {"num_trees": 2, "max_rank": 2, "depth": 1, "num_warmup": 10, "num_samples": 10, "random_state": 0}
     x = _rows(60, 3)
     model = geode_jax.GeodeRegressor(**options).fit(x, np.full(60, value))
     assert model.y_scale_ == 1.0

@@ -225,12 +225,19 @@ def test_a_device_has_its_own_rows_only(posterior):
 
 
 @needs_devices
-def test_a_fit_is_not_resumed_on_a_mesh_that_pads_rows_otherwise(data, tmp_path):
+def test_a_fit_is_not_resumed_on_another_mesh(data, tmp_path):
+    """Devices add up rows of their own first, so that it would not go on to the same draws."""
     forest = geode_jax.learn_forest(jax.random.key(0), data, dictionary=DICTIONARY)
-    options = {"sampler": SAMPLER, "checkpoint": tmp_path}
-    geode_jax.sample_posterior(jax.random.key(1), forest, **options)
-    with pytest.raises(ValueError, match="other settings, or on another mesh"):
-        geode_jax.sample_posterior(jax.random.key(1), forest, **options, mesh=_mesh(rows=3))
+
+    def run(**mesh):
+        options = {"sampler": SAMPLER, "checkpoint": tmp_path}
+        return geode_jax.sample_posterior(jax.random.key(1), forest, **options, mesh=_mesh(**mesh) if mesh else None)
+
+    first = run(rows=2)
+    np.testing.assert_array_equal(run(trees=1, rows=2).draws.log_joint, first.draws.log_joint)
+    for mesh, words in (({}, "none"), ({"rows": 3}, "3 rows"), ({"trees": 2}, "2 trees"), ({"rows": 1}, "one device")):
+        with pytest.raises(ValueError, match=f"made with mesh 2 rows, and this is mesh {words}"):
+            run(**mesh)
 
 
 @needs_devices

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ANY_NOISE, ANY_NOISE_SLOW, QUICK
+from conftest import ANY_NOISE_SLOW, QUICK
 
 import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
@@ -66,7 +66,7 @@ def test_densities_fall_with_the_distance(posterior):
     assert (np.diff(densities[:7], axis=0) < 0).all()  # those beyond the bound count as if they were there
 
 
-@ANY_NOISE
+@ANY_NOISE_SLOW
 def test_widths_in_float32_are_those_in_float64(posterior):
     """The same numbers in either type to 1e-3, from the limit of float32 to a million deviations.
 

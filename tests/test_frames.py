@@ -113,6 +113,8 @@ def test_tables_come_out_as_they_went_in(library, data):
     if library is pd:
         table.index = [f"row {number}" for number in range(len(rows))]
     model = geode_jax.GeodeDensity(**QUICK).fit(table)
+    assert model.__sklearn_tags__().input_tags.allow_nan
+    assert np.isfinite(model.score_samples(table)).all()
     for values in (model.impute(table), *model.impute(table, interval=0.9)):
         assert type(values) is type(table)
         assert values.shape == rows.shape

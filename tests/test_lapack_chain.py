@@ -100,22 +100,6 @@ def unordered_calls(text):
     return count, pairs
 
 
-def test_no_product_is_rounded_to_ten_bits(arguments):
-    """A GPU multiplies float32 matrices with 10-bit mantissas unless told otherwise (HIGHEST)."""
-    nodes_of, draws, seen = arguments
-    summary = functools.partial(
-        conditional_moments.conditional_summary, num_candidates=3, levels=(0.05, 0.95), num_wanted=6
-    )
-    programs = (
-        (summary, (nodes_of, draws, None, seen)),
-        (functools.partial(mixture.log_density_partial, num_candidates=3), arguments),
-        (nodes.Ranking.of, (arguments[0].dictionary,)),
-    )
-    for program, given in programs:
-        text = str(jax.make_jaxpr(program)(*given))
-        assert text.count("dot_general[") == text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") > 0
-
-
 @pytest.fixture(params=["isotropic", "shaped", "ranked", "space", "shaped space", "ranked space"])
 def arguments(posterior, request, monkeypatch):
     """Nodes, draws and rows: isotropic noise, that of a covariance, nodes ranked by one direction, nodes in a space.
@@ -161,7 +145,8 @@ def test_what_is_seen_is_one_chain():
         assert not pairs
 
 
-def test_predictions_are_one_chain(arguments):
+def test_predictions_are_one_chain_of_exact_products(arguments):
+    """And no product is rounded: a GPU multiplies float32 matrices with 10-bit mantissas unless told HIGHEST."""
     found, draws, seen = arguments
     dtype = seen.mask.dtype
     summary, sample = conditional_moments.conditional_summary, conditional_moments.conditional_draws
@@ -169,6 +154,7 @@ def test_predictions_are_one_chain(arguments):
         "density": (mixture.log_density_partial, (seen,), {}),
         "mean": (summary, (None, seen), {"levels": None, "num_wanted": 6}),
         "interval": (summary, (jnp.asarray([1]), seen), {"levels": (0.05, 0.95), "num_wanted": 1}),
+        "all intervals": (summary, (None, seen), {"levels": (0.05, 0.95), "num_wanted": 6}),
         "draws": (sample, (None, seen, jnp.arange(4)), {"num_samples": 2, "num_wanted": 6}),
     }
     jaxprs = {}
@@ -184,6 +170,10 @@ def test_predictions_are_one_chain(arguments):
         count, pairs = unordered_pairs(jaxpr.jaxpr)
         assert count >= 4, name
         assert not pairs, name
+    jaxprs["ranking"] = jax.make_jaxpr(nodes.Ranking.of)(found.dictionary)
+    for name, jaxpr in jaxprs.items():
+        text = str(jaxpr)
+        assert text.count("dot_general[") == text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") > 0, name
 
 
 def _compiled(program, *given, **options):

@@ -345,23 +345,23 @@ SETTINGS = geode_jax.DictionarySettings(num_trees=1, max_rank=2, depth=1, shared
 
 
 @pytest.fixture(scope="module")
-def fits(smooth):
-    """With a noise covariance and without one, of the first 300 rows."""
-    kinds = (SETTINGS, dataclasses.replace(SETTINGS, noise_covariance=None))
-    return [geode_jax.fit(jax.random.key(0), smooth[:300], dictionary=kind, sampler=SAMPLER) for kind in kinds]
+def shaped(smooth):
+    """A fit to the first 300 rows, with a noise covariance."""
+    return geode_jax.fit(jax.random.key(0), smooth[:300], dictionary=SETTINGS, sampler=SAMPLER)
 
 
 @pytest.mark.slow
-def test_it_pays_on_new_rows(smooth, fits):
+def test_it_pays_on_new_rows(smooth, shaped):
     """Density of new rows, what is hidden in them, and a block's intervals, which without it are too narrow."""
-    shaped, plain = fits
+    without = dataclasses.replace(SETTINGS, noise_covariance=None)
+    plain = geode_jax.fit(jax.random.key(0), smooth[:300], dictionary=without, sampler=SAMPLER)
     new = smooth[300:].astype(float)
     gain = geode_jax.log_density(shaped, new) - geode_jax.log_density(plain, new)
     assert gain.mean() > max(0.5, 4 * gain.std() / np.sqrt(gain.size))
     block = np.zeros(new.shape, bool)
     block[:, 8:16] = True
     covered, error = [], []
-    for posterior in fits:
+    for posterior in (shaped, plain):
         filled, lower, upper = geode_jax.impute(posterior, np.where(block, np.nan, new), interval=0.9)
         covered.append(((lower <= new) & (new <= upper))[block].mean())
         error.append(np.abs(filled - new)[block].mean())
@@ -379,13 +379,13 @@ def test_statistics_are_honest(smooth):
     assert trained.mean() - new.mean() == pytest.approx(0.0, abs=4 * error)
 
 
-def test_files_keep_it(smooth, fits, tmp_path):
-    fits[0].save(tmp_path / "model.npz")
+def test_files_keep_it(smooth, shaped, tmp_path):
+    shaped.save(tmp_path / "model.npz")
     loaded = geode_jax.Posterior.load(tmp_path / "model.npz")
-    np.testing.assert_array_equal(loaded.noise_root, fits[0].noise_root)
+    np.testing.assert_array_equal(loaded.noise_root, shaped.noise_root)
     np.testing.assert_array_equal(
         geode_jax.log_density(loaded, smooth[:5].astype(float)),
-        geode_jax.log_density(fits[0], smooth[:5].astype(float)),
+        geode_jax.log_density(shaped, smooth[:5].astype(float)),
     )
     forest = geode_jax.learn_forest(jax.random.key(0), smooth[:300], dictionary=SETTINGS)
     again = geode_jax.Forest.from_archive(*forest.to_archive())
@@ -615,6 +615,7 @@ def test_missing_values_leave_a_covariance_much_as_it_is(smooth, holes):
     assert np.linalg.norm(covariances[1] - covariances[0]) < 0.25 * np.linalg.norm(covariances[0])
 
 
+@pytest.mark.slow
 def test_it_pays_on_new_rows_where_training_rows_miss_values(smooth, holes):
     """The density of new rows and the error of what is filled in are better than those of isotropic noise."""
     new, rng = smooth[300:], np.random.default_rng(5)

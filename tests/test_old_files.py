@@ -7,7 +7,7 @@ from sample_files import FILES, rows
 import geode_jax
 
 
-@pytest.mark.parametrize("version", [1])
+@pytest.mark.parametrize("version", [1, 2])
 def test_sample_files(version):
     x, expected = rows(), np.load(FILES / f"expected_{version}.npz")
     density = geode_jax.GeodeDensity.load(FILES / f"density_{version}.npz")

@@ -141,8 +141,16 @@ def test_conditional_mean(posterior, dense, rows):
         np.testing.assert_allclose(filled[~SEEN], weight @ mean, rtol=2e-4 if posterior.dtype == np.float32 else 1e-9)
 
 
-@ANY_NOISE
-@pytest.mark.parametrize("trees", [1, 2])
+@pytest.mark.parametrize(
+    ("posterior", "trees"),
+    [
+        ("float32", 1),
+        ("shaped", 2),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("float32", 2), ("shaped", 1))),
+        *(pytest.param("float64", trees, marks=pytest.mark.slow) for trees in (1, 2)),
+    ],
+    indirect=["posterior"],
+)
 def test_intervals(posterior, rows, trees):
     """Ends are the stated quantiles: of the mixture whose components have each node's mean and variance over draws.
 

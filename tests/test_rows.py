@@ -267,8 +267,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        *((case, "float32") for case in CASES),
+        *(pytest.param(case, "float64", marks=[pytest.mark.slow] * (case != TALL)) for case in CASES),
+    ],
+)
 def test_a_mapped_file_is_learned_from_as_an_array_is(case, dtype, tmp_path, monkeypatch):
     """The same forest to the last bit; with a shape of the noise too, which needs the rows as an array."""
     shape, options = CASES[case]

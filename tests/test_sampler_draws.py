@@ -75,24 +75,32 @@ def _grid_cdf(log_density, low, high):
     return lambda x: np.interp(x, grid, total / total[-1])
 
 
-def _p_value(draws, where, index, log_conditional, log_measure, lower=-np.inf):
-    """KS p-value of one coordinate; `log_measure` is the log derivative of the conditional's variable by it."""
-    if np.ptp(draws) == 0.0:
-        return 0.0
+def _p_values(draws, where, log_conditional, log_measure):
+    """KS p-values of some coordinates; `log_measure` is the log derivative of the conditional's variable by one.
+
+    `draws` by index, and `log_conditional` of the state, its sums, the problem and an index. One program serves all
+    indices. It is compiled anew in every call, as a bug may be planted in what it calls.
+    """
     with jax_settings(np.float64):
         problem, state = _setting(np.float64)
         sums = small.sums_of(problem, state)
 
         @jax.jit
-        @jax.vmap
-        def log_density(value):
+        @functools.partial(jax.vmap, in_axes=(0, None))
+        def log_density(value, index):
             changed = eqx.tree_at(where, state, where(state).at[index].set(value))
-            return log_conditional(changed, sums, problem) + log_measure(value)
+            return log_conditional(changed, sums, problem, index) + log_measure(value)
 
-        spread = draws.max() - draws.min()
-        cdf = _grid_cdf(log_density, max(draws.min() - spread, lower), draws.max() + 5 * spread)
-        # draws of the density reach so far that five times their spread more holds all of it
-        return 0.0 if cdf is None else stats.kstest(draws, cdf).pvalue
+        return [_p_value(own, lambda grid, at=index: log_density(grid, at)) for index, own in draws.items()]
+
+
+def _p_value(draws, log_density):
+    if np.ptp(draws) == 0.0:
+        return 0.0
+    spread = draws.max() - draws.min()
+    cdf = _grid_cdf(log_density, draws.min() - spread, draws.max() + 5 * spread)
+    # draws of the density reach so far that five times their spread more holds all of it
+    return 0.0 if cdf is None else stats.kstest(draws, cdf).pvalue
 
 
 def _repeated(step, times):
@@ -148,18 +156,12 @@ def _u(dtype):
     mask = np.asarray(_setting(dtype)[1].is_active)
     kept = np.asarray(_setting(dtype)[1].log_neg_log_u, np.float64)
     assert (draws[:, ~mask] == kept[~mask]).all()
-    return [
-        _p_value(
-            draws[:, k, m],
-            lambda it: it.log_neg_log_u,
-            (k, m),
-            lambda s, sums, p, at=(k, m): signal.log_conditional(
-                s, p.borrowed.added_to(sums, s.log_sigma2, p.tree), p.tree
-            )[at],
-            lambda v: v - jnp.exp(v),
-        )
-        for k, m in np.argwhere(mask)
-    ]
+    return _p_values(
+        {(k, m): draws[:, k, m] for k, m in np.argwhere(mask)},
+        lambda it: it.log_neg_log_u,
+        lambda s, sums, p, at: signal.log_conditional(s, p.borrowed.added_to(sums, s.log_sigma2, p.tree), p.tree)[at],
+        lambda v: v - jnp.exp(v),
+    )
 
 
 def _tau(dtype):
@@ -240,16 +242,12 @@ def _delta_p_values(dtype, draw, log_density):
 
 def _noise(dtype):
     draws = _draws(dtype, lambda *arguments: _repeated(_move_noise, 12)(*arguments).log_sigma2)
-    return [
-        _p_value(
-            draws[:, scale],
-            lambda it: it.log_sigma2,
-            (scale,),
-            lambda s, sums, p, at=scale: noise.log_conditional(s, sums, p)[at],
-            lambda v: -v,
-        )
-        for scale in range(draws.shape[1])
-    ]
+    return _p_values(
+        {(scale,): draws[:, scale] for scale in range(draws.shape[1])},
+        lambda it: it.log_sigma2,
+        lambda s, sums, p, at: noise.log_conditional(s, sums, p)[at],
+        lambda v: -v,
+    )
 
 
 def _weights(dtype):
@@ -260,25 +258,23 @@ def _weights(dtype):
     def measure(v):
         return jax.nn.log_sigmoid(v) + jax.nn.log_sigmoid(-v)
 
-    def conditional(part):
-        return lambda s, sums, p: tree_weights.log_conditional(s, sums, p.tree, p.prior)[part]
+    def p_values(part, draws, where):
+        def log_conditional(s, sums, p, _):  # summed over nodes
+            return tree_weights.log_conditional(s, sums, p.tree, p.prior)[part]
 
-    return [_p_value(stop[:, k], lambda it: it.logit_stop, (k,), conditional(0), measure) for k in internal] + [
-        _p_value(right[:, k], lambda it: it.logit_right, (k,), conditional(1), measure) for k in internal
-    ]
+        return _p_values({(k,): draws[:, k] for k in internal}, where, log_conditional, measure)
+
+    return p_values(0, stop, lambda it: it.logit_stop) + p_values(1, right, lambda it: it.logit_right)
 
 
 def _concentration(dtype):
     draws = _draws(dtype, lambda *arguments: _repeated(_move_concentration, 12)(*arguments).log_stop_concentration)
-    return [
-        _p_value(
-            draws,
-            lambda it: it.log_stop_concentration,
-            (),
-            lambda s, sums, p: tree_weights.log_conditional_of_concentration(s, p.tree, p.prior),
-            lambda v: v,
-        )
-    ]
+    return _p_values(
+        {(): draws},
+        lambda it: it.log_stop_concentration,
+        lambda s, sums, p, _: tree_weights.log_conditional_of_concentration(s, p.tree, p.prior),
+        lambda v: v,
+    )
 
 
 def _node_probabilities():
@@ -442,9 +438,15 @@ def test_places_without_rows_change_nothing():
     assert float(started.sums.count.sum()) == 14
 
 
-@pytest.mark.parametrize("num_chunks", [1, 16])
-@pytest.mark.parametrize("num_nodes", [1, 3, 31, 127])
-@pytest.mark.parametrize("few_nodes", [membership.FEW_NODES, 0], ids=["node by node", "by blocks"])
+_FEW, _BLOCKS = membership.FEW_NODES, 0  # node by node, and by blocks
+_SETS = [(_FEW, 3, 1), (_FEW, 31, 16), (_BLOCKS, 1, 1), (_BLOCKS, 31, 1), (_BLOCKS, 127, 16)]
+_OTHER_SETS = set(itertools.product([_FEW, _BLOCKS], [1, 3, 31, 127], [1, 16])) - set(_SETS)
+
+
+@pytest.mark.parametrize(
+    ("few_nodes", "num_nodes", "num_chunks"),
+    [*_SETS, *(pytest.param(*rest, marks=pytest.mark.slow) for rest in sorted(_OTHER_SETS))],
+)
 def test_nodes_are_drawn_by_the_inverse_cdf(few_nodes, num_nodes, num_chunks, monkeypatch):
     """At any level, the ends included, and never at a node without weight; in chunks of rows too."""
     monkeypatch.setattr(membership, "FEW_NODES", few_nodes)

@@ -158,6 +158,37 @@ def test_attributes_belong_to_the_model(tmp_path, name, attributes):
         assert _refused(tmp_path, kind, {**header, "attributes": left}, arrays)
 
 
+@pytest.mark.parametrize(
+    ("name", "attribute", "values"),
+    [
+        ("density", "held_out_scores_", ([2.0, 1.0], [1.0, np.nan], ["none"], [[1.0]], [1j])),
+        ("classifier", "classes_", (["down"], ["up", "up"], [["down", "up"]])),
+        ("density", "n_features_in_", (3, [4, 4])),
+        ("density", "posterior_", (1,)),
+    ],
+)
+def test_attributes_that_are_arrays_belong_to_the_model(tmp_path, name, attribute, values):
+    kind, _ = KINDS[name]
+    header, arrays = _contents(f"{name}_2.npz")
+    assert not _refused(tmp_path, kind, header, arrays)
+    key = f"attribute.{attribute}"
+    for value in values:
+        assert _refused(tmp_path, kind, header, {**arrays, key: np.array(value)}), value
+    if key in arrays:
+        assert _refused(tmp_path, kind, header, {name: array for name, array in arrays.items() if name != key})
+
+
+def test_decisions_are_checked(tmp_path):
+    header, arrays = _contents("posterior_2.npz")
+    found = header["found"]
+    assert not _refused(tmp_path, geode_jax.Posterior, header, arrays)
+    assert found["decisions"]
+    for key, value in {"gain": "1", "error": True, "why": 3, "taken": None}.items():
+        decisions = [{**found["decisions"][0], key: value}]
+        assert _refused(tmp_path, geode_jax.Posterior, {**header, "found": {**found, "decisions": decisions}}, arrays)
+    assert _refused(tmp_path, geode_jax.Posterior, {**header, "found": {**found, "num_candidates": True}}, arrays)
+
+
 def test_parameters_are_checked(tmp_path):
     header, arrays = _contents("density_1.npz")
     for wrong in ({"num_trees": "8"}, {"max_rank": 1.5}, {"more": 1}, {"num_chains": 0}):

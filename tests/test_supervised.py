@@ -1,8 +1,10 @@
 """GeodeRegressor, GeodeClassifier and GeodeImputer as scikit-learn's users know them, and files of all estimators."""
 
 import copy
+import dataclasses
 import pickle
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import jax.numpy as jnp
@@ -105,6 +107,18 @@ def test_responses_of_any_size(linear, unit):
     assert geode_jax.GeodeRegressor(**OPTIONS).fit(1e200 * X, y).score(1e200 * X, y) > 0.9
 
 
+@pytest.mark.parametrize(
+    ("of_x", "of_y"),
+    [(1e-160, lambda y: 1e160 * y), (1e165, lambda y: 1e-165 * y), (1.0, lambda y: 1.7e308 - 1e294 * y**2)],
+)
+def test_responses_whose_unit_is_no_number(linear, of_x, of_y):
+    X, y = linear[0], linear[1][:, 0]
+    with pytest.raises(
+        ValueError, match="y: expected responses whose mean and spread, also as a multiple of that of X"
+    ):
+        geode_jax.GeodeRegressor(**OPTIONS).fit(of_x * X, of_y(y))
+
+
 @pytest.fixture(scope="module")
 def labelled():
     rng = np.random.default_rng(0)
@@ -130,8 +144,34 @@ def test_classification(classifier, labelled):
     np.testing.assert_allclose(probability.sum(axis=1), 1.0, rtol=1e-6)
     hidden = np.where([True, True, False, False], X, np.nan)
     assert classifier.score(hidden, labels) > 0.95
-    voter = clone(classifier).set_params(vote=True).fit(X, labels)
+    voter = copy.copy(classifier).set_params(vote=True)  # a matter of predictions
     assert set(np.unique(np.round(20 * voter.predict_proba(X), 6))) <= set(range(21))
+    even = dataclasses.replace(classifier.posterior_, log_prior=np.full(3, -np.log(3.0)))
+    shows_nothing = geode_jax.class_log_probabilities(even, np.full((1, 4), np.nan), vote=True)
+    np.testing.assert_allclose(np.exp(shows_nothing), 1.0 / 3.0)  # equally probable in every draw
+
+
+@pytest.mark.parametrize(
+    "labels", [np.array([3, 2**63 + 5, 7], np.uint64), np.array([1, 2, 3], np.uint8), np.array(["a", "b", 3], object)]
+)
+def test_labels_are_saved_with_their_type(classifier, tmp_path, labels):
+    model = copy.copy(classifier)
+    model.classes_ = labels
+    model.save(tmp_path / "x.npz")
+    found = geode_jax.GeodeClassifier.load(tmp_path / "x.npz").classes_
+    assert found.dtype == labels.dtype
+    assert found.tolist() == labels.tolist()
+
+
+def test_many_held_out_scores_are_saved(tmp_path):
+    """As an array: text of as many numbers would be longer than NumPy allows."""
+    model = geode_jax.GeodeDensity.load(Path(__file__).parent / "files" / "density_2.npz")
+    model.held_out_scores_ = np.sort(np.random.default_rng(0).normal(size=300_000))
+    model.save(tmp_path / "x.npz")
+    assert (tmp_path / "x.npz").stat().st_size < 1.1 * 8 * 300_000
+    np.testing.assert_array_equal(
+        geode_jax.GeodeDensity.load(tmp_path / "x.npz").held_out_scores_, model.held_out_scores_
+    )
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def grid_p_values(dtype):
     return [stats.kstest(np.exp(draws), _cdf(*point)).pvalue for draws, point in zip(log_t, GRID, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_truncated_gamma_draws(dtype):
     """Kolmogorov-Smirnov over a 35-point grid; false alarm at most 1e-4 for the whole grid (Bonferroni)."""
     p_values = grid_p_values(dtype)

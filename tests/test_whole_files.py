@@ -107,3 +107,10 @@ def test_what_dead_processes_left_is_removed(tmp_path):
     kept = {f"x.npz.{place}-0123abcd.part" for place in (f"{_HOST}.{os.getpid()}", f"another.{os.getpid()}")}
     kept.add(f"x.npz.another.{dead}-0123abcd.part")  # it may run there
     assert {one.name for one in tmp_path.iterdir()} == {"x.npz", *kept}
+
+
+def test_a_folder_that_does_not_exist(tmp_path):
+    path = tmp_path / "none" / "x"
+    words = rf"expected a path in a folder that exists, got {path}$"
+    with pytest.raises(FileNotFoundError, match=words), written_whole(path):
+        pass

@@ -1,6 +1,7 @@
 """Far fewer rows than features: everything is as in coordinates of all features, in a fraction of the memory."""
 
 import dataclasses
+import functools
 import gc
 from unittest import mock
 
@@ -73,7 +74,7 @@ def _smooth_rows(number, seed):
     return _rows(number, seed) + np.random.default_rng(10 + seed).normal(size=(number, NUM_FEATURES)) @ root.T
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """How a wide posterior is fitted, and to which rows."""
 
@@ -81,6 +82,7 @@ class Case:
     rows: np.ndarray
 
 
+@functools.cache
 def _case(name):
     if name == "noise":
         return Case(dataclasses.replace(_settings(None), noise_covariance=NoiseCovariance()), _smooth_rows(NUM_ROWS, 0))
@@ -95,6 +97,11 @@ def case(request):
 @pytest.fixture(scope="module")
 def wide(case):
     """A fit in float64, of rows in their own space or in a part of it, or with a noise covariance there."""
+    return _fitted(case)
+
+
+@functools.cache
+def _fitted(case):
     found = geode_jax.fit(jax.random.key(0), case.rows, dictionary=case.settings, sampler=SAMPLER, dtype="float64")
     assert found.row_space.shape == (NUM_FEATURES, NUM_ROWS - 1 if case.settings.shared_span is None else 3)
     assert (found.noise_deviation is None) == (case.settings.noise_covariance is None)
@@ -277,11 +284,17 @@ PREDICTIONS = {
 
 
 # The others share their programs' parts with these.
-_BY_DEFAULT = ("log_density", "impute", "log_prob", "intrinsic_dimension", "sample")
+_BY_DEFAULT = {"no span": ("impute", "intrinsic_dimension", "sample"), "noise": ("log_density", "log_prob")}
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in _BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in PREDICTIONS]
+    ("case", "name"),
+    [
+        pytest.param(case, name, marks=[] if name in _BY_DEFAULT.get(case, ()) else pytest.mark.slow)
+        for case in ("no span", "noise", "span")
+        for name in PREDICTIONS
+    ],
+    indirect=["case"],
 )
 def test_predictions_are_those_of_all_features(wide, hidden, name):
     dense = wide.spread_out()
@@ -289,34 +302,6 @@ def test_predictions_are_those_of_all_features(wide, hidden, name):
     found, expected = (PREDICTIONS[name](one, hidden) for one in (wide, dense))
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
-
-
-def test_nodes_ranked_by_few_directions(wide, hidden, monkeypatch):
-    """Rows rank the nodes by their leading directions where there are many."""
-    for module in ("mixture", "nodes"):
-        monkeypatch.setattr(f"geode_jax.predict.{module}.SCREEN_RANK", 1)
-    jax.clear_caches()  # what was traced with the package's own
-    found, expected = (geode_jax.log_density(one, hidden[34:], num_candidates=2) for one in (wide, wide.spread_out()))
-    jax.clear_caches()
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
-
-
-def test_the_ranking_is_kept_as_long_as_the_dictionary(wide, monkeypatch):
-    """And the dictionary, which is that of all features in a space, is not copied."""
-    gc.collect()
-    before = len(rows_module._KEPT)
-    with jax_settings(np.float64):
-        own = eqx.tree_at(lambda it: it.dictionary.bases, wide, jnp.array(wide.dictionary.bases))
-    assert rows_module.nodes_in_features(own).ranking is None  # few directions
-    monkeypatch.setattr("geode_jax.predict.nodes.SCREEN_RANK", 1)
-    found = rows_module.nodes_in_features(own)
-    assert found.dictionary is own.dictionary
-    assert (found.ranking is None) == (wide.noise_deviation is None)
-    assert rows_module.nodes_in_features(own).ranking is found.ranking
-    del own, found
-    gc.collect()
-    assert len(rows_module._KEPT) == before
-    jax.clear_caches()  # what was traced with one direction
 
 
 @pytest.mark.slow
@@ -562,7 +547,7 @@ def test_rows_of_few_directions(dtype):
 
 @pytest.mark.parametrize(
     ("num_rows", "num_features"),
-    [(2, 4), (20, 50), *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((3, 6), (20, 40)))],
+    [(20, 50), *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((2, 4), (3, 6), (20, 40)))],
 )
 def test_few_features(num_rows, num_features):
     """As many features as twice the rows; a fit in float64 of few features is that of one part."""
@@ -633,3 +618,34 @@ def test_large_signals_take_float64(wide, hidden):
     assert in_float32.dtype == np.float32
     found, expected = (geode_jax.log_density(one, hidden[:42]) for one in (in_float32, loud))
     np.testing.assert_allclose(found, expected, atol=0.02)
+
+
+# Last in this file, as they drop what is compiled.
+
+
+def test_nodes_ranked_by_few_directions(wide, hidden, monkeypatch):
+    """Rows rank the nodes by their leading directions where there are many."""
+    for module in ("mixture", "nodes"):
+        monkeypatch.setattr(f"geode_jax.predict.{module}.SCREEN_RANK", 1)
+    jax.clear_caches()  # what was traced with the package's own
+    found, expected = (geode_jax.log_density(one, hidden[34:], num_candidates=2) for one in (wide, wide.spread_out()))
+    jax.clear_caches()
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_ranking_is_kept_as_long_as_the_dictionary(wide, monkeypatch):
+    """And the dictionary, which is that of all features in a space, is not copied."""
+    gc.collect()
+    before = len(rows_module._KEPT)
+    with jax_settings(np.float64):
+        own = eqx.tree_at(lambda it: it.dictionary.bases, wide, jnp.array(wide.dictionary.bases))
+    assert rows_module.nodes_in_features(own).ranking is None  # few directions
+    monkeypatch.setattr("geode_jax.predict.nodes.SCREEN_RANK", 1)
+    found = rows_module.nodes_in_features(own)
+    assert found.dictionary is own.dictionary
+    assert (found.ranking is None) == (wide.noise_deviation is None)
+    assert rows_module.nodes_in_features(own).ranking is found.ranking
+    del own, found
+    gc.collect()
+    assert len(rows_module._KEPT) == before
+    jax.clear_caches()  # what was traced with one direction

@@ -15,6 +15,7 @@ from typing import IO, Any, TypeAlias
 import jax
 import jaxlib
 import numpy as np
+from jax.sharding import Mesh
 
 from geode_jax._files.archive import encode, read_archive, write_archive
 from geode_jax._files.whole import written_whole
@@ -38,9 +39,10 @@ Found: TypeAlias = tuple[dict[str, Any], dict[str, np.ndarray]]
 class Checkpoint:
     """Files of one fit; `part` gives each part of a fit a subfolder."""
 
-    def __init__(self, folder: str | os.PathLike[str], digest: str) -> None:
+    def __init__(self, folder: str | os.PathLike[str], digest: str, mesh: Mesh | None = None) -> None:
         self.folder = Path(folder)
         self.digest = digest
+        self.mesh = mesh
         # what draws depend on, bit for bit, beside the arguments
         self.made_by = {
             "geode_jax": __version__,
@@ -50,11 +52,12 @@ class Checkpoint:
             # programs compiled otherwise round otherwise
             "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
             "jax_disable_most_optimizations": bool(jax.config.read("jax_disable_most_optimizations")),
+            "mesh": _in_words(mesh),  # devices add up rows of their own first
         }
 
     def part(self, name: str) -> "Checkpoint":
         """The checkpoint of a part of the fit, in a subfolder."""
-        return Checkpoint(self.folder / name, self.digest)
+        return Checkpoint(self.folder / name, self.digest, self.mesh)
 
     def of_process(self, processes: Processes, numbers: list[int]) -> "Checkpoint":
         """The checkpoint of this process, in a subfolder, where each brings its own rows.
@@ -63,7 +66,7 @@ class Checkpoint:
         """
         own = np.frombuffer(bytes.fromhex(self.digest), np.uint32).astype(np.int64)
         everyones = hashlib.sha256(np.array([*processes.each(own).ravel(), *numbers], np.int64).data)
-        return Checkpoint(self.folder / f"process {processes.index}", everyones.hexdigest())
+        return Checkpoint(self.folder / f"process {processes.index}", everyones.hexdigest(), self.mesh)
 
     def forget(self, name: str) -> None:
         """Remove what was saved under a name, if there is anything."""
@@ -97,7 +100,7 @@ class Checkpoint:
         if header["version"] < _FORMAT_VERSION:
             raise ValueError("it was written by an earlier geode_jax, which draws otherwise; use a new folder")
         if header["digest"] != self.digest:
-            raise ValueError("it belongs to a fit with another key, other data or other settings, or on another mesh")
+            raise ValueError("it belongs to a fit with another key, other data or other settings")
         if header["name"] != name:
             raise ValueError(f"it holds {header['name']!r}: files were moved or swapped")
         for what, now in self.made_by.items():
@@ -108,11 +111,24 @@ class Checkpoint:
                 )
 
 
+def _in_words(mesh: Mesh | None) -> str:
+    if mesh is None:
+        return "none"
+    return " x ".join(f"{size} {axis}" for axis, size in sorted(mesh.shape.items()) if size > 1) or "one device"
+
+
 @contextlib.contextmanager
 def open_checkpoint(
-    folder: str | os.PathLike[str] | None, key: KeyArray, arrays: list[np.ndarray], settings: list[Any]
+    folder: str | os.PathLike[str] | None,
+    key: KeyArray,
+    arrays: list[np.ndarray],
+    settings: list[Any],
+    mesh: Mesh | None = None,
 ) -> Iterator[Checkpoint | None]:
-    """The checkpoint of a fit with these arguments, which no other fit can use meanwhile; None without a folder."""
+    """The checkpoint of a fit with these arguments, on this mesh; None without a folder.
+
+    No other fit can use it meanwhile.
+    """
     if folder is None:
         yield None
         return
@@ -125,7 +141,7 @@ def open_checkpoint(
         for part in _parts(array):
             digest.update(np.ascontiguousarray(part).data)
     with _locked(path):
-        yield Checkpoint(path, digest.hexdigest())
+        yield Checkpoint(path, digest.hexdigest(), mesh)
 
 
 def _parts(array: np.ndarray) -> Iterator[np.ndarray]:

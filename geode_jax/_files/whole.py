@@ -18,9 +18,12 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to instead of `path`; at the end its content takes the place of what `path` held.
 
     If the context ends with an error, `path` is left as it was. A symbolic link stays one, and what it points to is
-    replaced. Permissions of an existing file are kept. Raises OSError if `path` exists and is no regular file.
+    replaced. Permissions of an existing file are kept. Raises OSError if `path` exists and is no regular file, or if
+    its folder does not exist.
     """
     target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"expected a path in a folder that exists, got {os.fspath(path)!s}")
     mode = mode_of_replaced(path)
     _remove_orphans(target)
     # several processes may write to the same place, and a user's own file may have any plain name

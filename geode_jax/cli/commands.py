@@ -70,7 +70,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(options) or OK
     except (TableError, ValueError, TypeError, FloatingPointError, MemoryError, OSError, JaxRuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {str(error) or type(error).__name__}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         checkpoint = getattr(options, "checkpoint", None)

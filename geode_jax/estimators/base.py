@@ -14,7 +14,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geode_jax._checks import check_columns, check_dtype, check_instance, check_integer
-from geode_jax._files.archive import decode, encode, read_archive, write_archive
+from geode_jax._files.archive import decode, encode, read_archive, within, write_archive
 from geode_jax._files.checkpoint import kept_seed
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, KeyArray
@@ -38,7 +38,9 @@ Arguments = ParamSpec("Arguments")
 
 FLOATS = [np.float64, np.float32]
 _FORMAT = "geode_jax estimator"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2  # version 1 had all fitted attributes in its header
+# What the names of arrays begin with that are fitted attributes.
+_ATTRIBUTE = "attribute"
 # Where scikit-learn keeps what `set_output` was called with, and what it may have been.
 _OUTPUT, _OUTPUTS = "_sklearn_output_config", ("default", "pandas", "polars")
 
@@ -125,7 +127,13 @@ class GeodeEstimator(BaseEstimator):
                 parameters[name] = check_dtype(value).name if name == "dtype" else encode(value)
             except TypeError as error:
                 raise TypeError(f"{name}: cannot be saved without pickle: {error}") from error
-        attributes = {name: encode(getattr(self, name)) for name in self._saved if hasattr(self, name)}
+        attributes = {}
+        for name in self._saved:
+            value = getattr(self, name, None)
+            if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+                arrays = {**arrays, f"{_ATTRIBUTE}.{name}": value}  # its type is kept, and it may be large
+            elif hasattr(self, name):
+                attributes[name] = encode(value)
         own = {"format": _FORMAT, "version": _FORMAT_VERSION, "class": type(self).__name__}
         if output := getattr(self, _OUTPUT, None):
             if output.get("transform") not in _OUTPUTS:
@@ -144,11 +152,13 @@ class GeodeEstimator(BaseEstimator):
             raise ValueError(f"it holds a {header['class']}")
         estimator = cls(**{name: decode(value) for name, value in header["parameters"].items()})
         estimator._dictionary_settings(), estimator._sampler_settings()  # they check the parameters
-        for name, value in header["attributes"].items():
+        attributes = {**header["attributes"], **within(arrays, _ATTRIBUTE)}
+        for name, value in attributes.items():
             if name not in cls._saved:
                 raise ValueError(f"unknown attribute {name!r}")
-            if isinstance(value, list):
-                value = np.asarray(value, dtype=object if name == "feature_names_in_" else None)
+            if isinstance(value, list):  # of objects, or in files of version 1 any
+                of_objects = name == "feature_names_in_" or header["version"] > 1
+                value = np.asarray(value, dtype=object if of_objects else None)
             setattr(estimator, name, value)
         if "output" in header:
             if header["output"].keys() != {"transform"} or header["output"]["transform"] not in _OUTPUTS:
@@ -156,12 +166,13 @@ class GeodeEstimator(BaseEstimator):
             setattr(estimator, _OUTPUT, header["output"])
         if hasattr(estimator, "n_features_in_"):
             for name, value in estimator._added_attributes().items():
-                if name not in header["attributes"]:
+                if name not in attributes:
                     setattr(estimator, name, value)
         missing = [name for name in cls._saved if name != "feature_names_in_" and not hasattr(estimator, name)]
         if missing:
             raise ValueError(f"attributes are missing: {', '.join(missing)}")
-        estimator._from_archive(header["model"], arrays)
+        of_model = {name: array for name, array in arrays.items() if not name.startswith(f"{_ATTRIBUTE}.")}
+        estimator._from_archive(header["model"], of_model)
         for words, is_so in estimator._expected().items():
             if not is_so:
                 raise ValueError(f"attributes do not belong to the model: expected {words}")
@@ -234,6 +245,8 @@ class GeodeEstimator(BaseEstimator):
         X = missing_as_nan(X)
         try:
             data = validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
+        except OverflowError as error:  # an integer of Python's that is too large
+            raise TypeError(f"{name}: expected numbers, got one that is no float: {error}") from error
         except (TypeError, ValueError) as error:
             if name == "X":
                 raise
@@ -244,7 +257,10 @@ class GeodeEstimator(BaseEstimator):
         """The rows to fit, checked, and with labels `y` these too; the number and names of features are kept."""
         check_columns(X)
         X = missing_as_nan(X)
-        return validate_data(self, X, *y, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
+        try:
+            return validate_data(self, X, *y, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
+        except OverflowError as error:
+            raise TypeError(f"X: expected numbers, got one that is no float: {error}") from error
 
     def _fit_key(self) -> KeyArray:
         """Key of a fit: with a checkpoint but no seed, the one that the first such fit drew."""

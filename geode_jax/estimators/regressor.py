@@ -104,8 +104,10 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
             raise ValueError(
                 f"y: expected an observed value of every response, but column {np.flatnonzero(is_empty)[0]} is all NaN"
             )
-        self.y_mean_, self.y_scale_ = _frame(data, responses)
-        scaled = ((responses - self.y_mean_) / self.y_scale_).astype(data.dtype)
+        with np.errstate(all="ignore"):  # the check tells of it
+            self.y_mean_, self.y_scale_ = _frame(data, responses)
+            scaled = ((responses - self.y_mean_) / self.y_scale_).astype(data.dtype)
+        _check_units(self.y_mean_, self.y_scale_, scaled)
         joint = np.concatenate([data, scaled], axis=1)
         self.posterior_ = self._fit_forest(joint)[1]
         return self
@@ -163,6 +165,17 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
         return values[..., 0] if self._y_ndim == 1 else values
+
+
+def _check_units(mean: np.ndarray, unit: np.ndarray, scaled: np.ndarray) -> None:
+    """Raise ValueError if a response is too large for float64, or its spread as against that of X."""
+    is_usable = np.isfinite(mean) & np.isfinite(unit) & (unit > 0.0) & ~np.isinf(scaled).any(axis=0)
+    if not is_usable.all():
+        which = int(np.argmin(is_usable))
+        raise ValueError(
+            f"y: expected responses whose mean and spread, also as a multiple of that of X, are finite numbers above"
+            f" 1e-308 in size, got mean {mean[which]:.3g} and multiple {unit[which]:.3g} in column {which}"
+        )
 
 
 def _frame(data: np.ndarray, responses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

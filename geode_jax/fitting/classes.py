@@ -16,6 +16,7 @@ from geode_jax._files.checkpoint import Checkpoint
 from geode_jax._runtime.collectives import lost_processes_are_told
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._runtime.progress import ShowProgress, part_of, progress_bar
+from geode_jax._runtime.warning import warn_user
 from geode_jax._typing import ArrayLike, KeyArray
 from geode_jax.fitting.calibration import calibrated_powers
 from geode_jax.fitting.local_rows import bring_rows
@@ -118,7 +119,8 @@ def fit_classes(
       features (or of directions of the span). Classes are then sampled one after the other; one process samples classes
       of similar size together, and draws others.
     - `calibrate`: raise class densities to the power that predicts training rows best, each held out from its true
-      class, because densities in many dimensions are overconfident. False leaves them unchanged.
+      class, because densities in many dimensions are overconfident. False leaves them unchanged, and so does Ctrl-C
+      meanwhile, with a RuntimeWarning.
 
     Raises TypeError or ValueError naming the argument, and FloatingPointError if sampling became non-finite.
     """
@@ -172,7 +174,13 @@ def fit_classes(
         if not calibrate:
             return found
         show(0.95, "calibrating")
-        powers = calibrated_powers(found, data, index, held_out, processes)
+        try:
+            powers = calibrated_powers(found, data, index, held_out, processes)
+        except KeyboardInterrupt:
+            if not processes.is_alone:  # the others go on
+                raise
+            warn_user("interrupted: the densities of the classes are complete, but are not calibrated")
+            return found
         # in their last digits they may depend on a process's devices
         powers = tuple(processes.each(np.array(powers))[0].tolist())
         show(1.0, "fitted classes")

@@ -61,8 +61,9 @@ def fit(
       bit for bit. The folder is not deleted: do so when the posterior is saved.
     - `mesh`: the devices that share the sampler's work, a `jax.sharding.Mesh` with axes among ``trees``, ``chains`` and
       ``rows``. The first two have sizes that divide `num_trees` and `num_chains`. None is JAX's default device. Draws
-      are those of one device up to the order of sums. Each device gets only its own part of what the sampler needs of
-      the rows, straight from the host. The devices also share the rows of predictions
+      are those of one device up to the order of sums (with a threefry key, as `jax.random.key` makes by default: with
+      an ``rbg`` key JAX draws for many chains at once otherwise than for few). Each device gets only its own part of
+      what the sampler needs of the rows, straight from the host. The devices also share the rows of predictions
       (:meth:`geode_jax.Posterior.replicated`). Where they belong to several processes (`jax.distributed`), each makes
       the same call on the same data, and gets the same posterior, on its own devices.
     - `process_local`: X holds only the rows of this process, any number of them, none included; each process passes its

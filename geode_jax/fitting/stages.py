@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -23,7 +22,6 @@ from geode_jax._typing import Array, KeyArray
 from geode_jax.forest.forest import Forest
 from geode_jax.gibbs.run import Interrupted, Samples, compile_ahead, run_chains
 from geode_jax.gibbs.sharding import CHAINS, ROWS, TREES
-from geode_jax.model.statistics import ROW_BLOCKS
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.held_out import lost_mass
 from geode_jax.rows.processes import ALONE, Processes
@@ -90,10 +88,7 @@ class Request(NamedTuple):
     def open_checkpoint(self, key: KeyArray, arrays: list[np.ndarray]) -> AbstractContextManager[Checkpoint | None]:
         """The checkpoint of the fit of these arrays, held while the context lasts; None if no folder was given."""
         settings = [self.dictionary, self.prior, self.sampler, self.dtype.name]
-        # arrays of the chains are padded to these
-        if (row_blocks := math.lcm(ROW_BLOCKS, self.row_devices or 1)) != ROW_BLOCKS:
-            settings.append(row_blocks)
-        return open_checkpoint(self.checkpoint, key, arrays, settings)
+        return open_checkpoint(self.checkpoint, key, arrays, settings, self.mesh)
 
 
 class CompileAhead:

@@ -20,6 +20,14 @@ class Decision:
     gain: float | None = None
     error: float | None = None
 
+    def check(self) -> None:
+        """Raise ValueError if a field is of another type than it must be."""
+        words, numbers = (self.about, self.taken, self.why), (self.gain, self.error)
+        if not all(isinstance(word, str) for word in words):
+            raise ValueError(f"a decision's about, taken and why are {words}, not strings")
+        if not all(number is None or type(number) in (int, float) for number in numbers):
+            raise ValueError(f"a decision's gain and error are {numbers}, not numbers or None")
+
     def __str__(self) -> str:
         if self.gain is None or self.error is None:
             return f"{self.about}: {self.taken} ({self.why})"
@@ -51,6 +59,9 @@ class Found:
         decisions = tuple(Decision(**each) for each in header["decisions"])
         sizes = header["rank"], header["span_rank"], header["num_candidates"]
         limit = header.get("rank_limit")
-        if not all(isinstance(size, int) and size > 0 for size in (sizes[0], sizes[1] or 1, sizes[2], limit or 1)):
+        for decision in decisions:
+            decision.check()
+        # not a bool, which is an int to Python
+        if not all(type(size) is int and size > 0 for size in (sizes[0], sizes[1] or 1, sizes[2], limit or 1)):
             raise ValueError(f"rank, span_rank, num_candidates and rank_limit are {(*sizes, limit)}, not sizes")
         return cls(*sizes, decisions, limit)

@@ -85,7 +85,8 @@ def class_log_probabilities(
 
     From the posterior predictive densities of the classes, averaged over draws and trees and raised to the power that
     calibrates them. With `vote`, as in the paper, the log of the share of draws under which the class is the most
-    probable one (-inf if there is no such draw). `num_draws` and `num_candidates`: as in :func:`class_log_densities`.
+    probable one (-inf if there is no such draw); equally probable classes share a draw. `num_draws` and
+    `num_candidates`: as in :func:`class_log_densities`.
     """
     check_instance(vote, "vote", bool)
     check_instance(posterior, "posterior", ClassPosterior)
@@ -101,10 +102,10 @@ def class_log_probabilities(
     for rows in parts:
         by_draw = class_log_densities(posterior, data[rows], num_draws=num_draws, num_candidates=num_candidates)
         if vote:
-            winner = np.argmax(by_draw + posterior.log_prior[:, None], axis=1)
-            shares = [(winner == number).mean(axis=1) for number in range(posterior.num_classes)]
+            score = by_draw + posterior.log_prior[:, None]
+            is_best = score == score.max(axis=1, keepdims=True)
             with np.errstate(divide="ignore"):
-                found[rows] = np.log(np.stack(shares, axis=1))
+                found[rows] = np.log((is_best / is_best.sum(axis=1, keepdims=True)).mean(axis=2))
         else:
             power = posterior.power_at(share[rows])
             found[rows] = special.log_softmax(posterior.log_prior + power * mean_over_draws(by_draw), axis=1)

@@ -156,7 +156,7 @@ class Conditional:
         """Log density, in nats, of the missing features at `values`, (n, D); entries at observed features are ignored.
 
         Of a marginal, `values` have one column for each of its features. 0 for rows without missing features. Raises
-        ValueError if `values` has another shape, or is NaN where a feature is missing.
+        ValueError if `values` has another shape, is infinite anywhere, or is NaN where a feature is missing.
         """
         given, missing = self._checked(values)
         result = np.zeros(self.rows.shape[0])
