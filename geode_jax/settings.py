@@ -133,10 +133,8 @@ def _renamed(old: str, new: str) -> Callable[[type[Kind]], type[Kind]]:
         @functools.wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             if old in kwargs:
-                if new in kwargs:
-                    raise TypeError(f"{kind.__name__}: expected {new} or {old}, its earlier name, got both")
                 warn(kind.__name__)
-                kwargs[new] = kwargs.pop(old)
+                kwargs[new] = kwargs.pop(old)  # beside the new one where `dataclasses.replace` gives all fields
             original(self, *args, **kwargs)
 
         def get(self: Any) -> Any:

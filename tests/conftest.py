@@ -79,6 +79,17 @@ def data():
     return 40.0 + 7.0 * (latent @ rng.normal(size=(3, 6)) + 0.15 * rng.normal(size=(90, 6)))
 
 
+# Files whose tests take longest, of the default run or of the longer proofs. They go first, so that no worker is left
+# with one of them at the end.
+_LONGEST = ("docs", "benchmarks", "sklearn_checks", "sampler_joint", "wide", "fit", "sampler_draws", "noise_covariance")
+_LONGEST += ("devices", "processes", "constant_features", "sampler_calibration", "sampler_nuts", "stage_one", "cli")
+
+
+def pytest_collection_modifyitems(items):
+    place = {f"test_{name}.py": number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
 DICTIONARY = DictionarySettings(num_trees=2, max_rank=3, depth=2, min_cell_size=10, noise_covariance=None)
 SAMPLER = SamplerSettings(num_warmup=40, num_samples=30, num_chains=2, segment_length=10)
 # Estimators with these options share one compiled sampler where they are fitted to 65 to 128 complete rows.

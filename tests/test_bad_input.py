@@ -92,11 +92,6 @@ SETTING_CASES = {
         ValueError,
         r"depth: expected an integer of at most 24, as .*, got 25",
     ),
-    "two names of one setting": (
-        lambda: geode_jax.DictionarySettings(noise_covariance=None, noise_shape=None),
-        TypeError,
-        "DictionarySettings: expected noise_covariance or noise_shape, its earlier name, got both",
-    ),
     "depth -1": (lambda: geode_jax.DictionarySettings(depth=-1), ValueError, "depth: .* at least 0, got -1"),
     "parent_rows 0": (lambda: geode_jax.DictionarySettings(parent_rows=0), ValueError, "parent_rows: .* got 0"),
     "num_trees 0": (lambda: geode_jax.DictionarySettings(num_trees=0), ValueError, "num_trees: .* got 0"),

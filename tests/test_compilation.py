@@ -129,9 +129,16 @@ def test_options_are_used_unless_optimisations_are_off():
 
 
 @pytest.mark.usefixtures("as_users_compile")
-@pytest.mark.parametrize("generator", ["threefry2x32", pytest.param("rbg", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("is_partial", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("short_run", [run.SHORT_RUN, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("generator", "is_partial", "short_run"),
+    [
+        ("threefry2x32", False, run.SHORT_RUN),
+        *(
+            pytest.param(*rest, marks=pytest.mark.slow)  # every two of them together
+            for rest in (("threefry2x32", True, 0), ("rbg", False, 0), ("rbg", True, run.SHORT_RUN))
+        ),
+    ],
+)
 def test_programs_are_compiled_ahead_and_once(data, caplog, monkeypatch, generator, is_partial, short_run):
     """In a thread of their own; the sampler then finds them."""
     monkeypatch.setattr(run, "SHORT_RUN", short_run)

@@ -107,24 +107,23 @@ def test_statistics_go_from_the_host_to_each_device(data, posterior, num_candida
     np.testing.assert_allclose(geode_jax.held_out_log_density(forest, posterior), expected, rtol=1e-5)
 
 
+_ONE, _TWO, _EIGHT = membership.CHUNK_BITS, 6, 4  # chunks
+_NODES, _BLOCKS = membership.FEW_NODES, 0  # node by node, and by blocks
+
+
 @pytest.mark.slow
 @needs_devices
 @pytest.mark.parametrize(
-    "chunk_bits",
+    ("sizes", "few_nodes", "chunk_bits"),  # every two of them together
     [
-        pytest.param(membership.CHUNK_BITS, id="one chunk"),
-        pytest.param(6, id="2 chunks", marks=pytest.mark.slow),
-        pytest.param(4, id="8 chunks", marks=pytest.mark.slow),
+        ({"trees": 2, "rows": 2}, _NODES, _ONE),
+        ({"trees": 2, "rows": 2}, _BLOCKS, _TWO),
+        ({"trees": 2, "rows": 2}, _NODES, _EIGHT),
+        ({"rows": 3}, _BLOCKS, _ONE),
+        ({"rows": 3}, _NODES, _TWO),
+        ({"rows": 3}, _BLOCKS, _EIGHT),
     ],
 )
-@pytest.mark.parametrize(
-    "few_nodes",
-    [
-        pytest.param(membership.FEW_NODES, id="node by node"),
-        pytest.param(0, id="by blocks", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("sizes", [{"trees": 2, "rows": 2}, pytest.param({"rows": 3}, marks=pytest.mark.slow)])
 def test_devices_exchange_node_sums_only(data, sizes, few_nodes, chunk_bits, monkeypatch):
     """Once a sweep; neither statistics nor anything else of the rows' size leaves its device."""
     monkeypatch.setattr(membership, "FEW_NODES", few_nodes)
