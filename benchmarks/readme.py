@@ -122,8 +122,8 @@ OLDER = (
     "- Nodes that borrow, cells of five rows, a prior of the noise by typical rows, chains of 100 + 100 sweeps:"
     " `scenarios` with 15,000 features.",
     "- A noise covariance that is tried where features are at least twice as many as rows: `scenarios`, `smoothness`,"
-    " `wide`, `features_time`, simulated data in `dimension`, and 600 rows of 15,000 features in `memory`. All simulated"
-    " data in `dimension`, and the first replicate of `smoothness`, came out the same with it.",
+    " `wide`, `features_time`, simulated data in `dimension`, and 600 rows of 15,000 features in `memory`. All"
+    " simulated data in `dimension`, and the first replicate of `smoothness`, came out the same with it.",
     "- A noise covariance that is tried where training rows miss values: half of the values missing in `frey_missing`,"
     " wine with missing values in `noise_prior`, kinds with missing training values in `coverage`, rows with missing"
     " values in `contention`, and 500 features in `missing_time`. In one split of `frey_missing` the error at half of"

@@ -74,7 +74,13 @@ def test_a_clone_shares_the_devices(data):
     model = geode_jax.GeodeDensity(**QUICK, mesh=mesh)
     assert clone(model).mesh is mesh
     assert clone(model).get_params() == model.get_params()
-    assert np.isfinite(clone(model).fit(data).score(data))
+
+
+@pytest.mark.slow
+def test_fits_on_a_mesh(model, data):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("rows",))
+    found = geode_jax.GeodeDensity(**QUICK, mesh=mesh).fit(data)
+    np.testing.assert_allclose(found.score_samples(data), model.score_samples(data), rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_one_response_keeps_its_shape(linear):
 
 @pytest.mark.parametrize("unit", [1e200, pytest.param(1e-200, marks=pytest.mark.slow)])
 def test_responses_of_any_size(linear, unit):
-    X, y = linear[0], linear[1][:, 0]
+    X, y = linear[0][:320], linear[1][:320, 0]
     model = geode_jax.GeodeRegressor(**OPTIONS).fit(X, y)
     other = geode_jax.GeodeRegressor(**OPTIONS).fit(X, unit * y)
     np.testing.assert_allclose(other.y_scale_ / unit, model.y_scale_)

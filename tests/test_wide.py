@@ -415,6 +415,9 @@ def test_checkpoints(case, wide, tmp_path):
     np.testing.assert_array_equal(held_out, of_spread)
 
 
+@pytest.mark.parametrize(
+    "case", ["no span", *(pytest.param(it, marks=pytest.mark.slow) for it in ("noise", "span"))], indirect=True
+)
 def test_devices_share_the_rows_of_predictions(wide, hidden):
     mesh = Mesh(np.array(jax.devices()[:2]), ("rows",))
     several = wide.replicated(mesh)
