@@ -69,7 +69,7 @@ def test_clone_pickle_and_pipeline(model, data):
     assert np.isfinite(pipeline.score_samples(data)).all()
 
 
-def test_a_clone_shares_the_devices(data):
+def test_a_clone_shares_the_devices():
     mesh = Mesh(np.array(jax.devices()[:1]), ("rows",))
     model = geode_jax.GeodeDensity(**QUICK, mesh=mesh)
     assert clone(model).mesh is mesh
