@@ -306,7 +306,7 @@ def stopped(kept, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "what", ["jax", "jaxlib", "geode_jax", "platform", "XLA_FLAGS", "jax_disable_most_optimizations"]
+    "what", ["jax", "jaxlib", "geode_jax", "platform", "XLA_FLAGS", "jax_disable_most_optimizations", "mesh"]
 )
 def test_a_fit_does_not_go_on_where_draws_would_differ(data, stopped, what):
     _changed_header(stopped / "chains.npz", lambda header: header["made_by"].update({what: "0.1"}))

@@ -235,7 +235,7 @@ def test_a_fit_is_not_resumed_on_another_mesh(data, tmp_path):
     first = run(rows=2)
     np.testing.assert_array_equal(run(trees=1, rows=2).draws.log_joint, first.draws.log_joint)
     for mesh, words in (({}, "none"), ({"rows": 3}, "3 rows"), ({"trees": 2}, "2 trees"), ({"rows": 1}, "one device")):
-        with pytest.raises(ValueError, match=f"made with mesh 2 rows, and this is mesh {words}"):
+        with pytest.raises(ValueError, match=rf"made with mesh 2 rows \(cpu\), and this is mesh {words}"):
             run(**mesh)
 
 

@@ -95,6 +95,8 @@ def test_integers_beyond_float64_are_named(model):
     for call in (geode_jax.GeodeDensity(**QUICK).fit, model.score_samples):
         with pytest.raises(TypeError, match="X: expected numbers, got one that is no float"):
             call(rows)
+    with pytest.raises(TypeError, match="y: expected numbers, got one that is no float"):
+        geode_jax.GeodeRegressor(**QUICK).fit(np.eye(3), rows[:, 0])
 
 
 def test_feature_names(data):

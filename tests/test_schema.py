@@ -161,9 +161,9 @@ def test_attributes_belong_to_the_model(tmp_path, name, attributes):
 @pytest.mark.parametrize(
     ("name", "attribute", "values"),
     [
-        ("density", "held_out_scores_", ([2.0, 1.0], [1.0, np.nan], ["none"], [[1.0]], [1j])),
+        ("density", "held_out_scores_", ([2.0, 1.0], [1.0, np.nan], ["none"], [[1.0]], [1j], np.zeros((0, 3)), [1])),
         ("classifier", "classes_", (["down"], ["up", "up"], [["down", "up"]])),
-        ("density", "n_features_in_", (3, [4, 4])),
+        ("density", "n_features_in_", (3, 4, [4], [4, 4])),
         ("density", "posterior_", (1,)),
     ],
 )
@@ -174,8 +174,35 @@ def test_attributes_that_are_arrays_belong_to_the_model(tmp_path, name, attribut
     key = f"attribute.{attribute}"
     for value in values:
         assert _refused(tmp_path, kind, header, {**arrays, key: np.array(value)}), value
-    if key in arrays:
-        assert _refused(tmp_path, kind, header, {name: array for name, array in arrays.items() if name != key})
+    if key not in arrays:
+        return
+    assert _refused(tmp_path, kind, header, {name: array for name, array in arrays.items() if name != key})
+    twice = {**header, "attributes": {**header["attributes"], attribute: arrays[key].tolist()}}
+    assert _refused(tmp_path, kind, twice, arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("y_mean_", (["1.5"], [1.5j], [[1.5]], [np.nan], [1.0, 2.0])),
+        ("y_scale_", ([0.0], [-1.0], [1], [2j])),
+        ("_y_ndim", (1.0, True, 3, [1])),
+    ],
+)
+def test_responses_belong_to_the_model(tmp_path, name, values):
+    """Files of a regressor whose joint density is that of the sample file: three features and a response."""
+    header, arrays = _contents("density_2.npz")
+    header["class"] = "GeodeRegressor"
+    header["attributes"] = {"n_features_in_": 3, "_y_ndim": 1}
+    arrays = {key: array for key, array in arrays.items() if not key.startswith("attribute.")}
+    arrays |= {"attribute.y_mean_": np.array([1.5]), "attribute.y_scale_": np.array([2.0])}
+    assert not _refused(tmp_path, geode_jax.GeodeRegressor, header, arrays)
+    for value in values:
+        if name == "_y_ndim":
+            changed = {**header, "attributes": {**header["attributes"], name: value}}, arrays
+        else:
+            changed = header, {**arrays, f"attribute.{name}": np.array(value)}
+        assert _refused(tmp_path, geode_jax.GeodeRegressor, *changed), value
 
 
 def test_decisions_are_checked(tmp_path):
@@ -186,7 +213,8 @@ def test_decisions_are_checked(tmp_path):
     for key, value in {"gain": "1", "error": True, "why": 3, "taken": None}.items():
         decisions = [{**found["decisions"][0], key: value}]
         assert _refused(tmp_path, geode_jax.Posterior, {**header, "found": {**found, "decisions": decisions}}, arrays)
-    assert _refused(tmp_path, geode_jax.Posterior, {**header, "found": {**found, "num_candidates": True}}, arrays)
+    for key, value in {"num_candidates": True, "span_rank": False, "rank_limit": 0, "rank": None}.items():
+        assert _refused(tmp_path, geode_jax.Posterior, {**header, "found": {**found, key: value}}, arrays), key
 
 
 def test_parameters_are_checked(tmp_path):

@@ -623,7 +623,7 @@ def test_large_signals_take_float64(wide, hidden):
     np.testing.assert_allclose(found, expected, atol=0.02)
 
 
-# Last in this file, as they drop what is compiled.
+# Last of every case, as they drop what is compiled.
 
 
 def test_nodes_ranked_by_few_directions(wide, hidden, monkeypatch):

@@ -29,7 +29,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _FORMAT = "geode_jax checkpoint"
-_FORMAT_VERSION = 5
+_FORMAT_VERSION = 6
 # Bytes of the data that are read at once to tell whether a checkpoint belongs to them.
 DIGEST_BYTES = 2**24
 
@@ -112,9 +112,12 @@ class Checkpoint:
 
 
 def _in_words(mesh: Mesh | None) -> str:
+    """Sizes of the mesh, and the kind of its devices and processes where these are more than one."""
     if mesh is None:
         return "none"
-    return " x ".join(f"{size} {axis}" for axis, size in sorted(mesh.shape.items()) if size > 1) or "one device"
+    sizes = " x ".join(f"{size} {axis}" for axis, size in sorted(mesh.shape.items()) if size > 1) or "one device"
+    num_processes = len({device.process_index for device in mesh.devices.flat})
+    return f"{sizes} ({mesh.devices.flat[0].platform}{f', {num_processes} processes' if num_processes > 1 else ''})"
 
 
 @contextlib.contextmanager

@@ -153,6 +153,8 @@ class GeodeEstimator(BaseEstimator):
         estimator = cls(**{name: decode(value) for name, value in header["parameters"].items()})
         estimator._dictionary_settings(), estimator._sampler_settings()  # they check the parameters
         attributes = {**header["attributes"], **within(arrays, _ATTRIBUTE)}
+        if len(attributes) < len(header["attributes"]) + len(within(arrays, _ATTRIBUTE)):
+            raise ValueError("an attribute is in its header and among its arrays")
         for name, value in attributes.items():
             if name not in cls._saved:
                 raise ValueError(f"unknown attribute {name!r}")
@@ -186,7 +188,8 @@ class GeodeEstimator(BaseEstimator):
         """What must hold of the attributes of a loaded estimator, in words, and whether it does."""
         names = getattr(self, "feature_names_in_", None)
         return {
-            "n_features_in_ as in the model": self._num_features() == self.posterior_.num_features,
+            "n_features_in_ as in the model": type(self.n_features_in_) is int
+            and self._num_features() == self.posterior_.num_features,
             "a string for every feature in feature_names_in_": names is None
             or (names.shape == (self.n_features_in_,) and all(isinstance(name, str) for name in names)),
         }

@@ -32,10 +32,11 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         Number of leading directions, of all rows together, in whose span the class densities are learned. Used only if
         there are at least twice as many features and 20 times as many rows, all of them complete. None for no span.
     calibrate : bool, default=True
-        Raise the densities to the power that predicts held-out training rows best. Votes are not calibrated.
+        Raise the densities to the power that predicts held-out training rows best; Ctrl-C meanwhile leaves them as they
+        are. Votes are not calibrated.
     vote : bool, default=False
         Probabilities as in the paper: the share of posterior draws under which a class is the most probable, whatever
-        `calibrate` says.
+        `calibrate` says. Equally probable classes share a draw.
     max_rank : int, default=None
         As in :class:`GeodeDensity`, but None does not look at held-out rows: half of the features, or of the span's
         directions, at least 10 and at most 100.

@@ -92,9 +92,12 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
         if y is None:
             raise ValueError("y: GeodeRegressor requires y to be passed, but the target y is None")
         check_columns(y, "y")
-        responses = check_array(
-            missing_as_nan(y), dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y"
-        )
+        try:
+            responses = check_array(
+                missing_as_nan(y), dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y"
+            )
+        except OverflowError as error:
+            raise TypeError(f"y: expected numbers, got one that is no float: {error}") from error
         self._y_ndim = responses.ndim
         if responses.ndim == 1 or responses.shape[1] == 1:
             responses = column_or_1d(responses, warn=True)[:, None]
@@ -139,13 +142,14 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
         return self.n_features_in_ + np.size(self.y_mean_)
 
     def _expected(self) -> dict[str, bool]:
-        units = np.asarray(self.y_mean_, float), np.asarray(self.y_scale_, float)
-        is_valid = all(unit.ndim == 1 and np.isfinite(unit).all() for unit in units)
+        units = np.asarray(self.y_mean_), np.asarray(self.y_scale_)
+        is_valid = all(unit.ndim == 1 and unit.dtype.kind == "f" and np.isfinite(unit).all() for unit in units)
         return {
             **super()._expected(),
             "finite y_mean_, and y_scale_ above 0": is_valid and bool((units[1] > 0).all()),
             "as many numbers in y_scale_ as in y_mean_": units[0].shape == units[1].shape,
-            "_y_ndim of 1 or 2": self._y_ndim == 2 or (self._y_ndim == 1 and units[0].size == 1),
+            "_y_ndim of 1 or 2": type(self._y_ndim) is int
+            and (self._y_ndim == 2 or (self._y_ndim == 1 and units[0].size == 1)),
         }
 
     def __sklearn_tags__(self) -> Tags:
@@ -169,12 +173,13 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
 
 def _check_units(mean: np.ndarray, unit: np.ndarray, scaled: np.ndarray) -> None:
     """Raise ValueError if a response is too large for float64, or its spread as against that of X."""
-    is_usable = np.isfinite(mean) & np.isfinite(unit) & (unit > 0.0) & ~np.isinf(scaled).any(axis=0)
+    is_usable = np.isfinite(mean) & np.isfinite(unit) & ~np.isinf(scaled).any(axis=0)
     if not is_usable.all():
         which = int(np.argmin(is_usable))
         raise ValueError(
-            f"y: expected responses whose mean and spread, also as a multiple of that of X, are finite numbers above"
-            f" 1e-308 in size, got mean {mean[which]:.3g} and multiple {unit[which]:.3g} in column {which}"
+            f"y: expected numbers that are not too large for float64, and a spread that is not too large or small"
+            f" against that of X; those of column {which} have a mean of {mean[which]:.3g} and {unit[which]:.3g} times"
+            " the spread of X; multiply them by a constant"
         )
 
 

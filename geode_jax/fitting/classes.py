@@ -177,7 +177,7 @@ def fit_classes(
         try:
             powers = calibrated_powers(found, data, index, held_out, processes)
         except KeyboardInterrupt:
-            if not processes.is_alone:  # the others go on
+            if jax.process_count() > 1:  # the others go on
                 raise
             warn_user("interrupted: the densities of the classes are complete, but are not calibrated")
             return found

@@ -61,7 +61,7 @@ class Found:
         limit = header.get("rank_limit")
         for decision in decisions:
             decision.check()
-        # not a bool, which is an int to Python
-        if not all(type(size) is int and size > 0 for size in (sizes[0], sizes[1] or 1, sizes[2], limit or 1)):
+        known = [sizes[0], sizes[2], *(size for size in (sizes[1], limit) if size is not None)]
+        if not all(type(size) is int and size > 0 for size in known):  # not a bool, which is an int to Python
             raise ValueError(f"rank, span_rank, num_candidates and rank_limit are {(*sizes, limit)}, not sizes")
         return cls(*sizes, decisions, limit)
