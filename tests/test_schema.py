@@ -172,8 +172,9 @@ def test_attributes_that_are_arrays_belong_to_the_model(tmp_path, name, attribut
     header, arrays = _contents(f"{name}_2.npz")
     assert not _refused(tmp_path, kind, header, arrays)
     key = f"attribute.{attribute}"
+    left = {name: value for name, value in header["attributes"].items() if name != attribute}
     for value in values:
-        assert _refused(tmp_path, kind, header, {**arrays, key: np.array(value)}), value
+        assert _refused(tmp_path, kind, {**header, "attributes": left}, {**arrays, key: np.array(value)}), value
     if key not in arrays:
         return
     assert _refused(tmp_path, kind, header, {name: array for name, array in arrays.items() if name != key})
