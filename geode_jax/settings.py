@@ -117,7 +117,7 @@ class MissingRows:
             _convert_if_given(self, name, check_integer, 1)
 
 
-# Numbers of scales below the root: a tree of 24 has room for 17 million leaves.
+# The most scales below the root: a tree of so many has room for 17 million leaves.
 MOST_DEPTH = 24
 
 

@@ -164,7 +164,7 @@ def test_labels_are_saved_with_their_type(classifier, tmp_path, labels):
 
 
 def test_many_held_out_scores_are_saved(tmp_path):
-    """As an array: text of as many numbers would be longer than NumPy allows."""
+    """As an array: of more than some 26 million, their text would be longer than NumPy allows."""
     model = geode_jax.GeodeDensity.load(Path(__file__).parent / "files" / "density_2.npz")
     model.held_out_scores_ = np.sort(np.random.default_rng(0).normal(size=300_000))
     model.save(tmp_path / "x.npz")

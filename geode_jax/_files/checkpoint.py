@@ -112,7 +112,7 @@ class Checkpoint:
 
 
 def _in_words(mesh: Mesh | None) -> str:
-    """Sizes of the mesh, and the kind of its devices and processes where these are more than one."""
+    """Sizes of the mesh, the kind of its devices, and the number of their processes if they have several."""
     if mesh is None:
         return "none"
     sizes = " x ".join(f"{size} {axis}" for axis, size in sorted(mesh.shape.items()) if size > 1) or "one device"

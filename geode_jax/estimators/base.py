@@ -1,9 +1,10 @@
 """What all estimators share: parameters and their conversion to settings, fitting, saving."""
 
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 import jax
@@ -64,6 +65,15 @@ def all_or_nothing(
             raise
 
     return whole
+
+
+@contextlib.contextmanager
+def naming_too_large(name: str) -> Iterator[None]:
+    """Raise TypeError that names the argument where scikit-learn meets a Python integer too large for a float."""
+    try:
+        yield
+    except OverflowError as error:
+        raise TypeError(f"{name}: expected numbers, got one that is no float: {error}") from error
 
 
 class GeodeEstimator(BaseEstimator):
@@ -152,9 +162,10 @@ class GeodeEstimator(BaseEstimator):
             raise ValueError(f"it holds a {header['class']}")
         estimator = cls(**{name: decode(value) for name, value in header["parameters"].items()})
         estimator._dictionary_settings(), estimator._sampler_settings()  # they check the parameters
-        attributes = {**header["attributes"], **within(arrays, _ATTRIBUTE)}
-        if len(attributes) < len(header["attributes"]) + len(within(arrays, _ATTRIBUTE)):
-            raise ValueError("an attribute is in its header and among its arrays")
+        of_arrays = within(arrays, _ATTRIBUTE)
+        if twice := header["attributes"].keys() & of_arrays.keys():
+            raise ValueError(f"attributes are in its header and among its arrays: {', '.join(twice)}")
+        attributes = {**header["attributes"], **of_arrays}
         for name, value in attributes.items():
             if name not in cls._saved:
                 raise ValueError(f"unknown attribute {name!r}")
@@ -246,24 +257,21 @@ class GeodeEstimator(BaseEstimator):
         check_is_fitted(self)
         check_columns(X, name)
         X = missing_as_nan(X)
-        try:
-            data = validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
-        except OverflowError as error:  # an integer of Python's that is too large
-            raise TypeError(f"{name}: expected numbers, got one that is no float: {error}") from error
-        except (TypeError, ValueError) as error:
-            if name == "X":
-                raise
-            raise type(error)(f"{name}: " + re.sub(r"\bX\b", name, str(error))) from error
+        with naming_too_large(name):
+            try:
+                data = validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
+            except (TypeError, ValueError) as error:
+                if name == "X":
+                    raise
+                raise type(error)(f"{name}: " + re.sub(r"\bX\b", name, str(error))) from error
         return self.posterior_, data
 
     def _training_rows(self, X: ArrayLike, *y: ArrayLike) -> Any:
         """The rows to fit, checked, and with labels `y` these too; the number and names of features are kept."""
         check_columns(X)
         X = missing_as_nan(X)
-        try:
+        with naming_too_large("X"):
             return validate_data(self, X, *y, dtype=FLOATS, ensure_min_samples=2, ensure_all_finite="allow-nan")
-        except OverflowError as error:
-            raise TypeError(f"X: expected numbers, got one that is no float: {error}") from error
 
     def _fit_key(self) -> KeyArray:
         """Key of a fit: with a checkpoint but no seed, the one that the first such fit drew."""
