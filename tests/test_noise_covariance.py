@@ -30,7 +30,7 @@ from geode_jax.learning.noise_covariance import (
     whiten_in_place,
     whiten_training,
 )
-from geode_jax.learning.subspaces import SubspaceOptions, learn_subspaces
+from geode_jax.learning.subspaces import SubspaceOptions, Subspaces, learn_subspaces
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
@@ -434,7 +434,7 @@ def unseen():
     is_observed = np.ones((5, 12), dtype=bool)
     for row, number in enumerate((1, 2, 0, 5, 11)):
         is_observed[row, rng.permutation(12)[:number]] = False
-    return Unseen.of(is_observed, which, [np.linalg.inv(root) for root in roots]), is_observed, roots
+    return Unseen.of(is_observed, which, [np.linalg.inv(root) for root in roots], float), is_observed, roots
 
 
 def test_what_whitened_rows_do_not_show(unseen):
@@ -444,9 +444,11 @@ def test_what_whitened_rows_do_not_show(unseen):
     np.testing.assert_array_equal(rows, [0, 1, 3, 4])
     several = rng.normal(size=(3, 4, 12))
     basis = rng.normal(size=(12, 2))
-    along, shown = found.along(rows, several[0]), found.shown(rows, several[0])
+    shown = found.shown(rows, several[0])
     of_basis = [found.of_basis(rows[[place]], found.turned(row, basis))[0] for place, row in enumerate(rows)]
-    np.testing.assert_allclose(found.squares(rows, several)[0], np.square(along).sum(axis=1))
+    turned = [np.take_along_axis(found.turned_each(rows, vectors), found.missing, axis=1) for vectors in several]
+    squares = [np.square(found.along(rows, vectors)).sum(axis=1) for vectors in several]
+    np.testing.assert_allclose(found.squares(rows, np.stack(turned, axis=1)), squares)
     some = [place for place, row in enumerate(rows) if found.which[found.place[row]] == 0]
     expected = sum(np.square(of_basis[place]).sum(axis=0) for place in some)
     np.testing.assert_allclose(found.shares(rows[some], basis), expected)
@@ -463,6 +465,31 @@ def test_what_whitened_rows_do_not_show(unseen):
         assert np.linalg.slogdet(root)[1] + found.log_det[place] == pytest.approx(0.5 * log_det)
 
 
+@pytest.mark.parametrize("numbers", [1, 2**24])
+def test_residuals_are_of_what_whitened_rows_show(monkeypatch, numbers):
+    """At nodes with more rows of a fold than directions, and with fewer; complete rows among them."""
+    monkeypatch.setattr(evidence, "RESIDUAL_NUMBERS", numbers)
+    rng = np.random.default_rng(4)
+    folds, is_observed = np.arange(30) % 3, rng.random((30, 12)) < 0.6
+    folds[folds == 2], is_observed[::5] = 1, True  # twice as many rows in fold 1
+    is_observed[:, 0] = True
+    inverses = [np.linalg.inv(_root(rng)) for _ in range(3)]
+    unseen = Unseen.of(is_observed, 1 + folds, inverses, float)
+    training = Training(rng.normal(size=(30, 12)), 12, folds, is_observed, unseen=unseen)
+    bases = np.linalg.qr(rng.normal(size=(3, 4, 12, 6)))[0]
+    nodes, rows = np.array([0, 2, 3]), np.flatnonzero(np.arange(30) % 4 > 0)
+    subspaces = Subspaces(rng.normal(size=(3, 4, 12)), bases, np.full(4, 6))
+    residual, squared = evidence.statistics_at(training, rows, subspaces, nodes)
+    for place, row in enumerate(rows):
+        for index, node in enumerate(nodes):
+            basis = bases[1 + folds[row], node]
+            off = training.x[row] - subspaces.centres[1 + folds[row], node]
+            left = off - basis @ (basis.T @ off)
+            shown = left if is_observed[row].all() else unseen.shown(np.array([row]), left[None])[0]
+            assert residual[index, place] == pytest.approx(np.square(shown).sum())
+            np.testing.assert_allclose(squared[index, place], np.square(basis.T @ off))
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_whitened_rows_are_reduced_as_predictions_do(unseen, is_shared):
     """The statistics of rows with missing features, and the root of what they do not show of a basis."""
@@ -475,7 +502,7 @@ def test_whitened_rows_are_reduced_as_predictions_do(unseen, is_shared):
     centres, bases = rng.normal(size=(1, 2, 12)), np.linalg.qr(rng.normal(size=(1, 2, 12, 3)))[0]
     bases[0, 1, :, 2:] = 0.0  # one direction less
     inverse = np.linalg.inv(root)
-    training = Training(x @ inverse, 12, folds, is_observed, unseen=Unseen.of(is_observed, folds, [inverse]))
+    training = Training(x @ inverse, 12, folds, is_observed, unseen=Unseen.of(is_observed, folds, [inverse], float))
     grouping = group_rows(is_observed, folds, 1)
     assert grouping.is_shared == is_shared
     found = reduce_rows((centres, bases), training, np.tile([0, 1], (number, 1)), grouping)
@@ -649,7 +676,7 @@ def test_float32_sees_nothing_of_what_is_not_seen(unseen):
     is_observed = np.zeros((20, number), dtype=bool)
     is_observed[np.arange(20), rng.integers(number, size=20)] = True
     folds, basis = np.zeros(20, dtype=int), np.linalg.qr(rng.normal(size=(number, 4)))[0].astype(np.float32)
-    rows = Unseen.of(is_observed, folds, [np.linalg.inv(root)])
+    rows = Unseen.of(is_observed, folds, [np.linalg.inv(root)], np.float32)
     training = Training(rng.normal(size=(20, number)).astype(np.float32), number, folds, is_observed, unseen=rows)
     dictionary = np.zeros((1, 1, number), np.float32), basis[None, None]
     found = reduce_rows(dictionary, training, np.zeros((20, 1), int), group_rows(is_observed, folds, 1))

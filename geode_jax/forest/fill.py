@@ -36,7 +36,7 @@ from geode_jax.learning.noise_covariance import (
     learn_whitened_subspaces,
     whiten_training,
 )
-from geode_jax.learning.subspaces import SubspaceOptions, Subspaces, learn_subspaces
+from geode_jax.learning.subspaces import SubspaceOptions, Subspaces, empty_subspaces, learn_subspaces
 from geode_jax.math.lowrank import latent_from, log_marginal, posterior_system
 from geode_jax.model.partial_statistics import PartialRows
 from geode_jax.partition.metis import Partition
@@ -51,7 +51,7 @@ FILL_TREES = 2
 SETTLED, MOST_ROUNDS = 0.0025, 16
 _LARGE_BLOCK = 4096  # rows whose matrices are held at once
 _SYSTEMS = 256  # rows whose systems of equations are solved at once
-# Holdouts, and a table (lines, partial rows) of which one of them fills each row, by number; 0 where none need.
+# Holdouts, and a table (lines, partial rows) of which one of them fills each row, by number; -1 where none need.
 _Fillers: TypeAlias = tuple[list[Holdout], np.ndarray]
 
 
@@ -121,16 +121,17 @@ def _fill(
 ) -> np.ndarray:
     """Partial rows filled with conditional means, averaged over a tree for every seed, and a deviation under the first.
 
-    (lines, n_m, D): a line for each of the tables', with the same random numbers.
+    (lines, n_m, D): a line for each of the tables', with the same random numbers. The first of the `fillers` are
+    :func:`_own_fillers`: nodes' parameters and rows' candidates are by these dictionaries for all.
     """
     partitions, scales = grow_trees(training, plan, seeds, show)
     scaled = training._replace(x=as_array(View(training.x, scales)))
     max_rank, folds = plan.max_rank, training.folds
     inside = scaled.in_row_space(max_rank)
+    first = None
     if plan.seeks_rank:
-        first = learn_subspaces(inside.x, partitions[0], plan.subspaces(max_rank, seeds[0]), folds)
-        needed = cross_fitted_evidence(inside, partitions[0], first).needed_rank()
-        max_rank = max(plan.least_rank, needed)
+        first = _learn_own(inside, partitions[0], plan.subspaces(max_rank, seeds[0]))
+        max_rank = max(plan.least_rank, cross_fitted_evidence(inside, partitions[0], first).needed_rank())
     rows = training.partial
     num_lines = sum(len(table) for _, table in fillers)
     total = np.zeros((num_lines, rows.size, training.num_features), dtype=training.x.dtype)
@@ -138,17 +139,20 @@ def _fill(
     level, normal = _random_numbers(seeds[0], rows.size, max_rank)
     for number, (partition, seed) in enumerate(zip(partitions, seeds, strict=True)):
         show(0.5 + 0.5 * number / len(seeds), "conditional means")
-        line = 0
+        options, line = plan.subspaces(max_rank, seed), 0
+        own = _learn_own(inside, partition, options) if first is None else first.leading(max_rank)
+        first = None
+        mixture = fit_quick_mixture(inside, partition, own)
+        candidates = search_candidates(inside, rows, partition, own, plan.partial_candidates)
         for holdouts, table in fillers:
-            subspaces = learn_subspaces(inside.x, partition, plan.subspaces(max_rank, seed), folds, holdouts)
-            mixture = fit_quick_mixture(inside, partition, subspaces)
-            candidates = search_candidates(inside, rows, partition, subspaces, plan.partial_candidates)
+            subspaces = own if line == 0 else learn_subspaces(inside.x, partition, options, folds, holdouts)
             if inside.axes is not None:
                 is_needed = np.zeros(subspaces.bases.shape[:2], dtype=bool)
-                is_needed[table[:, :, None], candidates] = True
+                lines, places = np.nonzero(table >= 0)
+                is_needed[table[lines, places][:, None], candidates[places]] = True
                 subspaces = subspaces.in_features(inside.axes, is_needed)
             for by in table:
-                used = np.flatnonzero((by > 0) | (line == 0))
+                used = np.flatnonzero(by >= 0)
                 if used.size > 0:  # or all rows with missing entries are in the fold that is left out
                     block = Training(scaled.x[rows[used]], training.num_features, by[used], seen[used])
                     means, drawn = conditional(block, mixture, subspaces, candidates[used], level[used], normal[used])
@@ -162,6 +166,16 @@ def _fill(
     return total
 
 
+def _learn_own(training: Training, partition: Partition, options: SubspaceOptions) -> Subspaces:
+    """A tree's dictionaries without each fold; that of all rows, which fills none that has a fold, is left zero."""
+    x, folds, holdouts = training.x, training.folds, training.holdouts
+    if folds is None:
+        return learn_subspaces(x, partition, options, None)
+    centres, bases = empty_subspaces(len(holdouts), len(partition.cells), x.shape[1], options.max_rank, x.dtype)
+    learned = learn_subspaces(x, partition, options, folds, holdouts[1:], (centres[1:], bases[1:]))
+    return Subspaces(centres, bases, learned.ranks)
+
+
 def _random_numbers(seed: int, num_rows: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """What draws the rows' nodes, (n_m,), uniform, and their coordinates there, (n_m, d), normal."""
     rng = np.random.default_rng(seed)
@@ -169,37 +183,46 @@ def _random_numbers(seed: int, num_rows: int, rank: int) -> tuple[np.ndarray, np
 
 
 def refill_whitened(
-    training: Training, plan: Plan, partition: Partition, options: SubspaceOptions, deviation: np.ndarray
+    training: Training,
+    plan: Plan,
+    partition: Partition,
+    options: SubspaceOptions,
+    deviation: np.ndarray,
+    known: Subspaces | None = None,
 ) -> Training:
     """Rows filled once more, under noise of these deviations along the axes of the rows, (D,).
 
     As :func:`fill_conditionally` does in its last round, of one tree that is grown already: with two, fills of Frey
-    faces were better by half a per cent, in twice the time.
+    faces were better by half a per cent, in twice the time. `known`: the tree's dictionaries of the rows, whitened by
+    these deviations, with as many directions as the options say or more.
     """
     rows, seen = training.partial, training.mask[training.partial]
     level, normal = _random_numbers(options.seed, rows.size, options.max_rank)
-
-    def lines(holdouts: list[Holdout], table: np.ndarray) -> list[np.ndarray]:
-        roots = learn_covariances(training, holdouts).roots(deviation)
-        (subspaces,) = learn_whitened_subspaces(training, roots, [(partition, options)], holdouts=holdouts)
-        whitened = whiten_training(training._replace(x=np.array(training.x)), roots)
-        mixture = fit_quick_mixture(whitened, partition, subspaces)
-        candidates = search_candidates(whitened, rows, partition, subspaces, plan.partial_candidates)
-        del whitened
-        found = []
+    fillers = _fillers(training)
+    roots = learn_covariances(training, [holdout for holdouts, _ in fillers for holdout in holdouts]).roots(deviation)
+    if known is None:
+        (known,) = learn_whitened_subspaces(training, roots[: len(training.holdouts)], [(partition, options)])
+    own = known.leading(options.max_rank)
+    whitened = whiten_training(training._replace(x=np.array(training.x)), roots[: len(training.holdouts)])
+    mixture = fit_quick_mixture(whitened, partition, own)
+    candidates = search_candidates(whitened, rows, partition, own, plan.partial_candidates)
+    del whitened
+    lines: list[np.ndarray] = []
+    for holdouts, table in fillers:
+        these, roots = roots[: len(holdouts)], roots[len(holdouts) :]
+        subspaces = own
+        if lines:
+            (subspaces,) = learn_whitened_subspaces(training, these, [(partition, options)], holdouts=holdouts)
         for by in table:
             line = np.array(training.x[rows])
-            used = np.flatnonzero(by > 0)  # the others are in the fold that is left out
+            used = np.flatnonzero(by >= 0)  # the others are in the fold that is left out
             if used.size > 0:
-                own = Training(line[used], training.num_features, by[used] - 1, seen[used])
-                block = whiten_training(own, roots)._replace(folds=by[used])
+                part = Training(line[used], training.num_features, by[used], seen[used])
+                block = whiten_training(part, [these[0], *these])  # the first is for rows in no fold
                 _, drawn = conditional(block, mixture, subspaces, candidates[used], level[used], normal[used])
-                line[used] = np.where(seen[used], line[used], _unwhitened(block, drawn, roots))
-            found.append(line)
-        return found
-
-    filled = [line for pair in _fillers(training) for line in lines(*pair)]
-    return _refilled(training, filled[0])._replace(without=filled[1:] or None)
+                line[used] = np.where(seen[used], line[used], _unwhitened(block, drawn, these))
+            lines.append(line)
+    return _refilled(training, lines[0])._replace(without=lines[1:] or None)
 
 
 def _unwhitened(block: Training, mean: np.ndarray, roots: list[NoiseRoot]) -> np.ndarray:
@@ -227,9 +250,9 @@ def _fillers(training: Training) -> list[_Fillers]:
     own, num_folds = (own_line[0] - 1).tolist(), len(holdouts) - 1
     if num_folds <= 2:
         return [(holdouts, own_line)]
-    pairs = [*holdouts, *itertools.combinations(range(num_folds), 2)]
-    number_of = {holdout: number for number, holdout in enumerate(pairs)}
-    lines = [[number_of.get((min(fold, other), max(fold, other)), 0) for other in own] for fold in range(num_folds)]
+    pairs: list[Holdout] = list(itertools.combinations(range(num_folds), 2))
+    number_of = {pair: number for number, pair in enumerate(pairs)}
+    lines = [[number_of.get((min(fold, other), max(fold, other)), -1) for other in own] for fold in range(num_folds)]
     return [(holdouts, own_line), (pairs, np.array(lines))]
 
 

@@ -9,7 +9,9 @@ from geode_jax._runtime.threads import parallel_map
 from geode_jax.math.lowrank import ridge_of
 from geode_jax.model.on_host import on_host
 from geode_jax.model.partial_statistics import PartialRows
+from geode_jax.rows.blocks import slices
 from geode_jax.rows.training import Training
+from geode_jax.rows.unseen import Unseen
 from geode_jax.rows.view import as_array
 
 # Fields of PartialRows by name, NumPy arrays or None.
@@ -78,54 +80,31 @@ def reduce_rows(
     example[position] = np.arange(x.shape[0])[:, None]
     gram = np.zeros((distinct.shape[0], rank, rank), x.dtype)
     root = np.zeros_like(gram) if with_root else None
-    # matrices, and pairs of row and slot, in order of fold and node
+    # matrices in the order of fold and node, and pairs of row and slot in that of their matrices
     starts = np.flatnonzero(np.any(np.diff(distinct[:, :2], axis=0, prepend=-1) != 0, axis=1))
-    of_pair = (np.searchsorted(starts, position, side="right") - 1).ravel()
-    pairs = np.argsort(of_pair, kind="stable")
-    pair_starts = np.searchsorted(of_pair[pairs], np.arange(starts.size))
-
-    def make_matrices(here: slice) -> None:
-        fold, node = distinct[here.start, :2]
-        basis, seen = bases[fold, node], is_observed[example[here]]
-        if unseen is None:
-            gram[here] = _masked_gram(seen, basis)
-            if root is not None:
-                root[here] = _missing_root(~seen, basis)
-            return
-        # in float64: of a difference, float32 could leave directions that are not seen with less than nothing
-        basis = basis.astype(np.float64)
-        along = unseen.of_basis(example[here], unseen.turned(example[here.start], basis))
-        hidden = np.matmul(np.swapaxes(along, 1, 2), along)
-        gram[here] = basis.T @ basis - hidden
-        if root is not None:
-            root[here] = _unseen_root(along, hidden, (~seen).sum(axis=1), basis)
-
-    def make_vectors(here: slice) -> None:
-        row, slot = np.divmod(pairs[here], shape[1])
-        fold, node = distinct[position[row[0], slot[0]], :2]
-        basis, seen, own = bases[fold, node], is_observed[row], gram[position[row, slot]]
-        off = x[row] - centres[fold, node]
-        if unseen is None:
-            shown = np.where(seen, off, 0.0)
-            cross = shown @ basis
-            coordinates = np.linalg.solve(_ridged(own), cross[..., None])[..., 0]
-            error = shown - np.where(seen, coordinates @ basis.T, 0.0)
-            square, remainder = np.square(error).sum(axis=1), error @ basis
-        else:  # of v - N N'v, without a product of size D x D for each
-            turned, along = unseen.turned(row[0], basis), unseen.along(row, off)
-            cross = off @ basis - unseen.spread(row, along) @ turned
-            coordinates = np.linalg.solve(_ridged(own), cross[..., None])[..., 0]
-            error = off - coordinates @ basis.T
-            along -= unseen.of_turned(row, coordinates @ turned.T)
-            square = np.maximum(np.square(error).sum(axis=1) - np.square(along).sum(axis=1), 0.0)
-            remainder = error @ basis - unseen.spread(row, along) @ turned
-        residual[row, slot] = square
-        for store, values in zip(vectors, (cross, coordinates, remainder), strict=True):
-            store[row, slot] = values
-
+    pairs = np.argsort(position, axis=None, kind="stable")
+    pair_starts = np.searchsorted(position.ravel()[pairs], np.arange(distinct.shape[0] + 1))
     num_features, of_unseen = x.shape[1], 0 if unseen is None else unseen.numbers
-    parallel_map(make_matrices, _spans(starts, distinct.shape[0], rank * num_features + of_unseen))
-    parallel_map(make_vectors, _spans(pair_starts, pairs.size, 8 * num_features + rank**2 + of_unseen))
+    numbers_each = rank**2 + rank * num_features + of_unseen
+
+    def reduce(here: slice) -> None:
+        fold, node = distinct[here.start, :2]
+        which, basis = example[here], bases[fold, node]
+        seen = is_observed[which]
+        at_node = _Observed.of(seen, basis) if unseen is None else _Shown.of(unseen, which, basis)
+        gram[here] = at_node.gram
+        if root is not None:
+            root[here] = at_node.root((~seen).sum(axis=1))
+        ridged = _ridged(gram[here])
+        inside = pairs[pair_starts[here.start] : pair_starts[here.stop]]
+        for some in slices(inside.size, numbers_each, numbers=_CHUNK_NUMBERS):
+            row, slot = np.divmod(inside[some], shape[1])
+            own = position[row, slot] - here.start
+            residual[row, slot], *found = at_node.reduced(x[row] - centres[fold, node], row, own, ridged[own])
+            for store, values in zip(vectors, found, strict=True):
+                store[row, slot] = values
+
+    parallel_map(reduce, _spans(starts, distinct.shape[0], numbers_each))
 
     is_row = places >= 0
     row = np.maximum(places, 0)
@@ -156,49 +135,119 @@ def _spans(starts: np.ndarray, stop: int, numbers_each: int) -> list[slice]:
     ]
 
 
-def _masked_gram(mask: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """Inner products of the columns of a basis (D, d) over the features of each mask, (m, d, d)."""
-    num_features, rank = basis.shape
-    masked = mask[:, None, :] * np.ascontiguousarray(basis.T)
-    return (masked.reshape(-1, num_features) @ basis).reshape(-1, rank, rank)
+# Of some rows at a node: squared residuals (b,), and, (b, d) each, `cross`, `start` and `remainder`.
+_Vectors: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+class _Observed(NamedTuple):
+    """A node's basis (D, d) as k rows observe it: `seen` (k, D), and `gram` (k, d, d), in float64."""
+
+    seen: np.ndarray
+    basis: np.ndarray
+    gram: np.ndarray
+
+    @classmethod
+    def of(cls, seen: np.ndarray, basis: np.ndarray) -> "_Observed":
+        """Gram matrices are sums over the features that are seen, or over all less those over the rest: the fewer."""
+        by_rest = 2 * seen.sum(axis=1) >= seen.shape[1]
+        part = _taken(np.where(by_rest[:, None], ~seen, seen), basis.astype(np.float64))
+        gram = np.matmul(np.swapaxes(part, 1, 2), part)
+        gram[by_rest] = _whole(basis) - gram[by_rest]
+        return cls(seen, basis, gram)
+
+    def root(self, num_missing: np.ndarray) -> np.ndarray:
+        """A root L of the Gram matrix over the missing features, ``L L' = Phi_M'Phi_M``, (k, d, d).
+
+        With m missing features only the first min(m, d) columns are nonzero. So ``Phi_M'eps = L w``, and the squared
+        norm of eps splits into that of w, in min(m, d) dimensions, and an independent rest.
+        """
+        is_few = num_missing < self.basis.shape[1]
+        return _root(_whole(self.basis) - self.gram, is_few, _taken(~self.seen[is_few], self.basis), self.basis)
+
+    def reduced(self, off: np.ndarray, rows: np.ndarray, own: np.ndarray, ridged: np.ndarray) -> _Vectors:
+        """Of rows' differences from the centre; which matrices they have, `own`, with Gram matrices `ridged`."""
+        seen = self.seen[own]
+        shown = np.where(seen, off, 0.0)
+        cross = shown @ self.basis
+        coordinates = _solved(ridged, cross)
+        error = shown - np.where(seen, coordinates @ self.basis.T, 0.0)
+        return np.square(error).sum(axis=1), cross, coordinates, error @ self.basis
+
+
+class _Shown(NamedTuple):
+    """:class:`_Observed` of whitened rows, in float64: of a difference, float32 could leave less than nothing.
+
+    `along`, (k, u, d): the basis along the directions that are not seen, N. Products with what is seen,
+    ``v - N N'v``, are those of v less those of ``N'v``: none takes a matrix of size D x D for each row.
+    """
+
+    unseen: Unseen
+    basis: np.ndarray
+    along: np.ndarray
+    gram: np.ndarray
+    hidden: np.ndarray
+
+    @classmethod
+    def of(cls, unseen: Unseen, rows: np.ndarray, basis: np.ndarray) -> "_Shown":
+        """Of rows that were whitened by one matrix, one for each of the k matrices."""
+        basis = basis.astype(np.float64)
+        along = unseen.of_basis(rows, unseen.turned(rows[0], basis))
+        hidden = np.matmul(np.swapaxes(along, 1, 2), along)
+        return cls(unseen, basis, along, basis.T @ basis - hidden, hidden)
+
+    def root(self, num_missing: np.ndarray) -> np.ndarray:
+        """:meth:`_Observed.root`: as many directions are not seen as features are missing."""
+        rank = self.basis.shape[1]
+        is_few = num_missing < rank
+        return _root(self.hidden, is_few, self.along[is_few, :rank], self.basis)
+
+    def reduced(self, off: np.ndarray, rows: np.ndarray, own: np.ndarray, ridged: np.ndarray) -> _Vectors:
+        """:meth:`_Observed.reduced`."""
+        off, basis_along = off.astype(np.float64), self.along[own]
+
+        def seen_along(vectors: np.ndarray, along: np.ndarray) -> np.ndarray:
+            return vectors @ self.basis - np.matmul(along[:, None], basis_along)[:, 0]
+
+        along = self.unseen.along(rows, off)
+        cross = seen_along(off, along)
+        coordinates = _solved(ridged, cross)
+        error = off - coordinates @ self.basis.T
+        along = along - np.matmul(basis_along, coordinates[..., None])[..., 0]
+        square = np.maximum(np.square(error).sum(axis=1) - np.square(along).sum(axis=1), 0.0)
+        return square, cross, coordinates, seen_along(error, along)
+
+
+def _solved(matrices: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return np.asarray(np.linalg.solve(matrices, right[..., None])[..., 0])
+
+
+def _whole(basis: np.ndarray) -> np.ndarray:
+    wide = basis.astype(np.float64)
+    return np.asarray(wide.T @ wide)
+
+
+def _taken(mask: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """Rows of a basis (D, d) at the features of each mask (k, D), then zeros: (k, u, d), u being the most features."""
+    number = mask.sum(axis=1)
+    index = np.argsort(~mask, axis=1, kind="stable")[:, : number.max(initial=0)]
+    taken = basis[index]
+    taken[np.arange(index.shape[1]) >= number[:, None]] = 0.0
+    return taken
 
 
 def _ridged(gram: np.ndarray) -> np.ndarray:
     return gram + ridge_of(gram.dtype) * np.eye(gram.shape[-1], dtype=gram.dtype)
 
 
-def _missing_root(is_missing: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """A root L of the Gram matrix over the missing features, ``L L' = Phi_M'Phi_M``, (m, d, d).
+def _root(hidden: np.ndarray, is_few: np.ndarray, few: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """Roots of the matrices `hidden`, (k, d, d): where there are few, ``few few'`` being these; else by Cholesky.
 
-    With m missing features only the first min(m, d) columns are nonzero. So ``Phi_M'eps = L w``, and the squared norm
-    of eps splits into that of w, in min(m, d) dimensions, and an independent rest.
+    With nothing along directions that are not there.
     """
-    rank = basis.shape[1]
-    root = np.zeros((is_missing.shape[0], rank, rank), basis.dtype)
-    is_few = is_missing.sum(axis=1) < rank
-    if is_few.any():
-        order = np.argsort(~is_missing[is_few], axis=1, kind="stable")[:, :rank]
-        taken = np.take_along_axis(is_missing[is_few], order, axis=1)
-        root[is_few, :, : order.shape[1]] = np.swapaxes(basis[order] * taken[..., None], 1, 2)
-    if not is_few.all():
-        root[~is_few] = _factor(_masked_gram(is_missing[~is_few], basis), basis)
-    return root
-
-
-def _factor(gram: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """Cholesky factors of Gram matrices of a basis, (m, d, d), with nothing along directions that are not there."""
-    return np.asarray(np.any(basis != 0.0, axis=0)[:, None] * np.linalg.cholesky(_ridged(gram)))
-
-
-def _unseen_root(along: np.ndarray, hidden: np.ndarray, number: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """:func:`_missing_root` of whitened rows: of ``along' along``, `hidden`, with `number` directions unseen, (m,)."""
-    rank = basis.shape[1]
     root = np.zeros_like(hidden)
-    is_few = number < rank
-    few = np.swapaxes(along[is_few, :rank], 1, 2)
-    root[is_few, :, : few.shape[2]] = few
+    root[is_few, :, : few.shape[1]] = np.swapaxes(few, 1, 2)
     if not is_few.all():
-        root[~is_few] = _factor(hidden[~is_few], basis)
+        root[~is_few] = np.any(basis != 0.0, axis=0)[:, None] * np.linalg.cholesky(_ridged(hidden[~is_few]))
     return root
 
 

@@ -48,8 +48,10 @@ def search_candidates(
         )
         count = np.full(block.size, num_features) if own.is_observed is None else own.is_observed.sum(axis=1)
 
-        # in coordinates of a row space, one product for all nodes is quicker than one for each that is visited
-        table = None if own.axes is None else statistics_at(own, np.arange(block.size), subspaces, mixture.nodes)
+        # in coordinates of a row space, one product for all nodes is quicker than one for each that is visited; and a
+        # whitened row has a matrix of its own, which is read once
+        is_plain = own.axes is None and own.unseen is None
+        table = None if is_plain else statistics_at(own, np.arange(block.size), subspaces, mixture.nodes)
 
         def score(node: int, members: np.ndarray) -> np.ndarray:
             if table is None:

@@ -21,6 +21,7 @@ from geode_jax.rows.blocks import slices
 from geode_jax.rows.processes import ALONE, Processes, sample_part
 from geode_jax.rows.row_space import Axes
 from geode_jax.rows.training import Training
+from geode_jax.rows.unseen import Unseen
 
 NUM_STEPS = 25
 # The mixture is fitted to at most this many rows; the dictionary is learned from all.
@@ -325,21 +326,25 @@ def statistics_at(
     From the dictionaries without the rows' folds; from that of all rows if the rows have no folds.
     """
     seen, axes, unseen = training.is_observed, training.axes, training.unseen
-    if seen is not None and (axes is not None or unseen is not None):
+    if unseen is not None:
+        width = nodes.size * unseen.missing.shape[1]
+        parts = [
+            _whitened_statistics(training, unseen, rows[some], subspaces, nodes)
+            for some in slices(rows.size, width, numbers=RESIDUAL_NUMBERS)
+        ]
+        residuals, squares = zip(*parts, strict=True)
+        return np.concatenate(residuals, axis=1), np.concatenate(squares, axis=1)
+    if seen is not None and axes is not None:
         # as of complete rows, over all features; then those of the others
         residual, squared = statistics_at(training._replace(is_observed=None), rows, subspaces, nodes)
         is_partial = np.zeros(rows.size, dtype=bool)
         for some in slices(rows.size, seen.shape[1]):
             is_partial[some] = ~seen[rows[some]].all(axis=1)
         partial = np.flatnonzero(is_partial)
-        width = nodes.size * training.x.shape[1] + (0 if unseen is None else unseen.numbers)
-        for some in slices(partial.size, width, numbers=RESIDUAL_NUMBERS):
+        for some in slices(partial.size, nodes.size * training.x.shape[1], numbers=RESIDUAL_NUMBERS):
             at = partial[some]
-            residuals = _residuals_at(training, rows[at], subspaces, nodes)
-            if unseen is not None:
-                residual[:, at] -= np.minimum(unseen.squares(rows[at], residuals), residual[:, at])
-            elif axes is not None:
-                residual[:, at] = _observed_squares(residuals, seen[rows[at]], axes)
+            left = _residuals_at(training, rows[at], subspaces, nodes)
+            residual[:, at] = _observed_squares(left, seen[rows[at]], axes)
         return residual, squared
     residual = np.zeros((nodes.size, rows.size), dtype=training.x.dtype)
     squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=training.x.dtype)
@@ -356,7 +361,7 @@ def _residuals_at(training: Training, rows: np.ndarray, subspaces: Subspaces, no
     residuals = np.zeros((nodes.size, rows.size, training.x.shape[1]), dtype=training.x.dtype)
 
     def fill(index: int) -> None:
-        for block, left, _ in _blocks_at_node(training, rows, subspaces, int(nodes[index])):
+        for _, block, left, _ in _blocks_at_node(training, rows, subspaces, int(nodes[index])):
             residuals[index, block] = left
 
     parallel_map(fill, range(nodes.size))
@@ -373,7 +378,7 @@ def statistics_at_node(
         return own[0], along[0]
     residual = np.zeros(rows.size, dtype=training.x.dtype)
     squared = np.zeros((rows.size, subspaces.bases.shape[3]), dtype=training.x.dtype)
-    for block, left, along in _blocks_at_node(training, rows, subspaces, node):
+    for _, block, left, along in _blocks_at_node(training, rows, subspaces, node):
         error = np.square(left, out=left)
         residual[block] = (error if seen is None else error * seen[rows[block]]).sum(axis=1)
         squared[block] = np.square(along)
@@ -382,20 +387,61 @@ def statistics_at_node(
 
 def _blocks_at_node(
     training: Training, rows: np.ndarray, subspaces: Subspaces, node: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """A few of the rows at a time: which, (b,), their residuals, (b, d'), and their coordinates, (b, d).
+) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """A few rows of one holdout at a time: its number, which, (b,), their residuals, (b, d'), and coordinates, (b, d).
 
     In blocks, as a node may have most of the rows, and two temporary arrays of that size are needed.
     """
     x, holdout = training.x, training.holdouts_of(rows)
-    for number in np.flatnonzero(np.bincount(holdout)):
+    for number in np.flatnonzero(np.bincount(holdout)).tolist():
         centre, basis = subspaces.centres[number, node], subspaces.bases[number, node]
         inside = np.flatnonzero(holdout == number)
         for some in slices(inside.size, min(x.shape[1], WIDEST)):
             centred = x[rows[inside[some]]] - centre
             coordinates = centred @ basis
             centred -= coordinates @ basis.T
-            yield inside[some], centred, coordinates
+            yield number, inside[some], centred, coordinates
+
+
+def _whitened_statistics(
+    training: Training, unseen: Unseen, rows: np.ndarray, subspaces: Subspaces, nodes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """:func:`statistics_at`, of whitened rows: of residuals, less their part that a row does not show."""
+    dtype, rank = training.x.dtype, subspaces.bases.shape[3]
+    residual, squared = np.zeros((nodes.size, rows.size), dtype), np.zeros((nodes.size, rows.size, rank), dtype)
+    place = unseen.place[rows]
+    partial = np.flatnonzero(place >= 0)
+    number_of = np.cumsum(place >= 0) - 1
+    missing = unseen.missing[place[partial]]
+    turned_rows = unseen.turned_each(rows[partial], training.x[rows[partial]])
+    turned = np.zeros((partial.size, nodes.size, missing.shape[1]), dtype)  # residuals times W, at missing features
+
+    def fill(index: int) -> None:
+        node = int(nodes[index])
+        for number, block, left, along in _blocks_at_node(training, rows, subspaces, node):
+            squared[index, block] = np.square(along)
+            residual[index, block] = np.square(left).sum(axis=1)
+            inside = np.flatnonzero(place[block] >= 0)
+            if inside.size == 0:
+                continue
+            block, left, along = block[inside], left[inside], along[inside]
+            own = number_of[block]
+            matrix = unseen.matrix(unseen.which[place[block[0]]], dtype)
+            basis = subspaces.bases[number, node]
+            if block.size <= rank:
+                found = left @ matrix
+            else:  # a product with the basis, not with each row
+                found = turned_rows[own] - subspaces.centres[number, node] @ matrix
+                found -= along @ (matrix @ basis).T
+            turned[own, index] = np.take_along_axis(found, missing[own], axis=1)
+
+    def take_off(some: slice) -> None:
+        at = partial[some]
+        residual[:, at] -= np.minimum(unseen.squares(rows[at], turned[some]), residual[:, at])
+
+    parallel_map(fill, range(nodes.size))
+    parallel_map(take_off, slices(partial.size, unseen.numbers + nodes.size * missing.shape[1]))
+    return residual, squared
 
 
 def _observed_squares(vectors: np.ndarray, seen: np.ndarray, axes: Axes) -> np.ndarray:

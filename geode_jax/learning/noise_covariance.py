@@ -229,7 +229,7 @@ def whiten_training(training: Training, roots: list[NoiseRoot]) -> Training:
     """Rows in folds, each whitened by the root without its fold: in place, or, as in :func:`_scratch`, when read."""
     x, folds, unseen = training.x, training.own_folds, None
     if training.is_observed is not None:
-        unseen = Unseen.of(training.is_observed, 1 + folds, [root.whitening for root in roots])
+        unseen = Unseen.of(training.is_observed, 1 + folds, [root.whitening for root in roots], x.dtype)
         training = training._replace(unseen=unseen, without=None)
     if isinstance(x, View) and not training.processes.is_alone:
         return training._replace(x=Product(x, [root.whitening for root in roots[1:]], folds))
@@ -294,7 +294,7 @@ def _unseen_of_fold(training: Training, fold: int, root: NoiseRoot) -> Unseen | 
         return None
     of_others = (training.own_folds != fold)[:, None]
     none = np.zeros(training.own_folds.size, dtype=int)
-    return Unseen.of(training.is_observed | of_others, none, [root.whitening])
+    return Unseen.of(training.is_observed | of_others, none, [root.whitening], training.x.dtype)
 
 
 class NoiseTrial(NamedTuple):

@@ -65,6 +65,10 @@ class Subspaces(NamedTuple):
     bases: np.ndarray
     ranks: np.ndarray
 
+    def leading(self, rank: int) -> "Subspaces":
+        """The same with at most `rank` directions per node."""
+        return Subspaces(self.centres, self.bases[..., :rank], np.minimum(self.ranks, rank))
+
     def in_features(self, axes: Axes, is_needed: np.ndarray) -> "Subspaces":
         """Dictionaries in coordinates of a row space, in R^D: those that are needed, (H, K); the others are zero."""
         num_holdouts, num_nodes, _, max_rank = self.bases.shape

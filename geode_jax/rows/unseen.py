@@ -12,6 +12,7 @@ import numpy as np
 from scipy.linalg import lapack
 
 from geode_jax._runtime.threads import parallel_map
+from geode_jax._typing import DTypeLike
 from geode_jax.rows.blocks import slices
 
 
@@ -19,22 +20,23 @@ class Unseen(NamedTuple):
     """The directions N that each of m partial rows does not show, at most u of them.
 
     - `place`: (n,), which of the m a row is; -1 if it is complete.
-    - `which`: (m,), the number of each one's matrix W, out of `whitenings`, (D, D) each.
+    - `which`: (m,), the number of each one's matrix W, out of `whitenings`, (D, D) each; `rounded`, to the rows' dtype.
     - `missing`: (m, u), the features that it misses, and then others. `factor`: (m, u, u), L^{-1}, zero beyond these.
     - `log_det`: (m,), of L.
 
-    In float64; products with vectors in the precision of these.
+    In float64, but for `rounded`; products with vectors in the precision of these.
     """
 
     place: np.ndarray
     which: np.ndarray
     whitenings: list[np.ndarray]
+    rounded: list[np.ndarray]
     missing: np.ndarray
     factor: np.ndarray
     log_det: np.ndarray
 
     @classmethod
-    def of(cls, is_observed: np.ndarray, which: np.ndarray, whitenings: list[np.ndarray]) -> "Unseen":
+    def of(cls, is_observed: np.ndarray, which: np.ndarray, whitenings: list[np.ndarray], dtype: DTypeLike) -> "Unseen":
         """What rows of these masks, (n, D), do not show, each whitened by the matrix of its number, (n,)."""
         partial = np.flatnonzero(~is_observed.all(axis=1))
         place = np.full(len(is_observed), -1)
@@ -52,7 +54,8 @@ class Unseen(NamedTuple):
             factor[row, : missing.size, : missing.size] = lapack.dtrtri(lower, lower=1)[0]
 
         parallel_map(make, range(partial.size))
-        return cls(place, own, whitenings, index, factor, log_det)
+        rounded = [matrix.astype(dtype) for matrix in whitenings]
+        return cls(place, own, whitenings, rounded, index, factor, log_det)
 
     @property
     def numbers(self) -> int:
@@ -65,7 +68,7 @@ class Unseen(NamedTuple):
 
     def along(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """``N'v`` of a vector for each of some partial rows, (k, D): (k, u)."""
-        return self.of_turned(rows, self._turned(rows, vectors))
+        return self.of_turned(rows, self.turned_each(rows, vectors))
 
     def of_turned(self, rows: np.ndarray, turned: np.ndarray) -> np.ndarray:
         """The same, given W v."""
@@ -85,45 +88,44 @@ class Unseen(NamedTuple):
         found = np.array(vectors)
         for some in slices(rows.size, vectors.shape[1] + self.numbers):
             own = rows[some]
-            found[some] -= self._turned(own, self.spread(own, self.along(own, vectors[some])))
+            found[some] -= self.turned_each(own, self.spread(own, self.along(own, vectors[some])))
         return found
 
-    def _turned(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    def turned_each(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """Each row's W times its vector, (k, D)."""
         which = self.which[self.place[rows]]
         out = np.empty_like(vectors)
         for number in np.unique(which):
             inside = which == number
-            out[inside] = vectors[inside] @ self.whitenings[number].astype(vectors.dtype)
+            out[inside] = vectors[inside] @ self.matrix(number, vectors.dtype)
         return out
 
     def turned(self, row: int, basis: np.ndarray) -> np.ndarray:
         """A row's W times the columns of a basis, (D, d)."""
-        return np.asarray(self.whitenings[self.which[self.place[row]]].astype(basis.dtype) @ basis)
+        return np.asarray(self.matrix(self.which[self.place[row]], basis.dtype) @ basis)
+
+    def matrix(self, number: int, dtype: DTypeLike) -> np.ndarray:
+        """The matrix W of this number, for products with vectors of a dtype."""
+        return self.rounded[number] if dtype == self.rounded[number].dtype else self.whitenings[number]
 
     def of_basis(self, rows: np.ndarray, turned: np.ndarray) -> np.ndarray:
         """``N'B`` of the same columns B for rows that were whitened by one matrix, given W B, (D, d): (k, u, d)."""
         own = self.place[rows]
         return np.matmul(self.factor[own], turned[self.missing[own]])
 
-    def squares(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """``||N'v||^2`` of K vectors for each of some partial rows, (K, k, D): (K, k)."""
-        own, out = self.place[rows], np.zeros(vectors.shape[:2], vectors.dtype)
-        for number in np.unique(self.which[own]):
-            inside = np.flatnonzero(self.which[own] == number)
-            at, turned = own[inside], vectors[:, inside] @ self.whitenings[number].astype(vectors.dtype)
-            there = np.take_along_axis(turned, self.missing[at][None], axis=2)
-            found = np.matmul(np.swapaxes(there, 0, 1), np.swapaxes(self.factor[at], 1, 2))
-            out[:, inside] = np.square(found).sum(axis=2).T
-        return out
+    def squares(self, rows: np.ndarray, there: np.ndarray) -> np.ndarray:
+        """``||N'v||^2`` of K vectors for each of some partial rows, given (W v)_M, (k, K, u): (K, k)."""
+        found = np.matmul(there, np.swapaxes(self.factor[self.place[rows]], 1, 2))
+        return np.square(found).sum(axis=2).T
 
     def shares(self, rows: np.ndarray, axes: np.ndarray) -> np.ndarray:
         """Sums over rows, whitened by one matrix, of ``||N'a||^2`` for the columns a of `axes`, (D, p): (p,)."""
-        total = np.zeros(axes.shape[1])
+        whole = np.zeros((axes.shape[0], axes.shape[0]))  # sum of L^{-T} L^{-1} at the features that each row misses
+        for own in self.place[rows]:
+            at, factor = self.missing[own], self.factor[own]
+            whole[at[:, None], at] += factor.T @ factor
         turned = self.turned(rows[0], axes) if rows.size else axes
-        for some in slices(rows.size, self.missing.shape[1] * axes.shape[1] + self.numbers):
-            total += np.square(self.of_basis(rows[some], turned)).sum(axis=(0, 1))
-        return total
+        return np.asarray(np.einsum("ij,ij->j", turned, whole @ turned))
 
 
 def numbers_of(is_observed: np.ndarray) -> int:
