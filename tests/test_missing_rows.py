@@ -17,7 +17,7 @@ from geode_jax.forest.plan import Plan
 from geode_jax.gibbs.chain import initial_chain
 from geode_jax.gibbs.sweep import sweep
 from geode_jax.interop.numpyro import GeodeKernel
-from geode_jax.learning import factor_fill, first_fill, soft_impute
+from geode_jax.learning import evidence, factor_fill, first_fill, soft_impute
 from geode_jax.learning.factor_fill import fill_by_factors, learn_factors, means_given
 from geode_jax.learning.first_fill import fill_low_rank
 from geode_jax.learning.soft_impute import _rows_by_components, choose_threshold, fill_by_soft_impute
@@ -280,6 +280,21 @@ def test_fills_are_averaged_over_trees(filled, monkeypatch):
             for number in (1, 2)
         )
     np.testing.assert_allclose(twice, once, atol=1e-5)
+
+
+def test_rows_are_filled_with_the_directions_that_they_support(filled, monkeypatch):
+    """With two of the three that were learned to find how many, as where two are asked for."""
+    training, _ = filled
+    whole = Partition(0, (np.arange(90),))
+    monkeypatch.setattr(fill, "grow_trees", lambda *_: ([whole], np.ones(6)))
+    monkeypatch.setattr(evidence.Evidence, "needed_rank", lambda self: 2)
+    fills = []
+    for max_rank in (None, 2):
+        plan = Plan.of(dataclasses.replace(DICTIONARY, max_rank=max_rank), 90, 6)
+        assert plan.seeks_rank == (max_rank is None)
+        with jax_settings(np.float32):
+            fills.append(fill._fill(training, plan, [0], fill._fillers(training), lambda *_: None))
+    np.testing.assert_allclose(*fills, atol=1e-4)
 
 
 def test_rows_are_filled_in_parts(filled, monkeypatch):

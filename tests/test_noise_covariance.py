@@ -13,10 +13,10 @@ from conftest import SAMPLER
 import geode_jax
 from geode_jax import NoiseCovariance
 from geode_jax._runtime.jax_settings import jax_settings
-from geode_jax.forest import choices, dictionaries, fill
+from geode_jax.forest import choices, dictionaries, fill, partial_statistics
 from geode_jax.forest.partial_statistics import group_rows, reduce_rows
 from geode_jax.forest.plan import Plan
-from geode_jax.learning import evidence
+from geode_jax.learning import candidate_search, evidence
 from geode_jax.learning.evidence import cross_fitted_evidence
 from geode_jax.learning.noise_covariance import (
     Covariances,
@@ -434,7 +434,7 @@ def unseen():
     is_observed = np.ones((5, 12), dtype=bool)
     for row, number in enumerate((1, 2, 0, 5, 11)):
         is_observed[row, rng.permutation(12)[:number]] = False
-    return Unseen.of(is_observed, which, [np.linalg.inv(root) for root in roots], float), is_observed, roots
+    return Unseen.of(is_observed, which, dict(enumerate(map(np.linalg.inv, roots))), float), is_observed, roots
 
 
 def test_what_whitened_rows_do_not_show(unseen):
@@ -465,29 +465,91 @@ def test_what_whitened_rows_do_not_show(unseen):
         assert np.linalg.slogdet(root)[1] + found.log_det[place] == pytest.approx(0.5 * log_det)
 
 
-@pytest.mark.parametrize("numbers", [1, 2**24])
-def test_residuals_are_of_what_whitened_rows_show(monkeypatch, numbers):
-    """At nodes with more rows of a fold than directions, and with fewer; complete rows among them."""
-    monkeypatch.setattr(evidence, "RESIDUAL_NUMBERS", numbers)
+@pytest.fixture(scope="module")
+def whitened():
+    """30 rows of 12 features, about 30 units from 0, in two folds, of which one is twice as large; a fifth complete.
+
+    With the dictionaries of 4 nodes and their folds: of all rows, and without each fold.
+    """
     rng = np.random.default_rng(4)
     folds, is_observed = np.arange(30) % 3, rng.random((30, 12)) < 0.6
-    folds[folds == 2], is_observed[::5] = 1, True  # twice as many rows in fold 1
+    folds[folds == 2], is_observed[::5] = 1, True
     is_observed[:, 0] = True
-    inverses = [np.linalg.inv(_root(rng)) for _ in range(3)]
-    unseen = Unseen.of(is_observed, 1 + folds, inverses, float)
-    training = Training(rng.normal(size=(30, 12)), 12, folds, is_observed, unseen=unseen)
-    bases = np.linalg.qr(rng.normal(size=(3, 4, 12, 6)))[0]
+    inverses = dict(enumerate(np.linalg.inv(_root(rng)) for _ in range(3)))
+    centres, bases = 30.0 + rng.normal(size=(3, 4, 12)), np.linalg.qr(rng.normal(size=(3, 4, 12, 6)))[0]
+
+    def of(dtype):
+        unseen = Unseen.of(is_observed, 1 + folds, inverses, dtype)
+        x = (30.0 + rng.normal(size=(30, 12))).astype(dtype)
+        subspaces = Subspaces(centres.astype(dtype), bases.astype(dtype), np.full(4, 6))
+        return Training(x, 12, folds, is_observed, unseen=unseen), subspaces
+
+    return of
+
+
+@pytest.mark.parametrize(("numbers", "dtype"), [(1, np.float64), (2**24, np.float64), (2**24, np.float32)])
+def test_residuals_are_of_what_whitened_rows_show(whitened, monkeypatch, numbers, dtype):
+    """At nodes with more rows of a fold than directions, and with fewer; complete rows among them."""
+    monkeypatch.setattr(evidence, "RESIDUAL_NUMBERS", numbers)
+    training, subspaces = whitened(dtype)
     nodes, rows = np.array([0, 2, 3]), np.flatnonzero(np.arange(30) % 4 > 0)
-    subspaces = Subspaces(rng.normal(size=(3, 4, 12)), bases, np.full(4, 6))
     residual, squared = evidence.statistics_at(training, rows, subspaces, nodes)
+    tolerance = 1e-9 if dtype == np.float64 else 2e-4
     for place, row in enumerate(rows):
         for index, node in enumerate(nodes):
-            basis = bases[1 + folds[row], node]
-            off = training.x[row] - subspaces.centres[1 + folds[row], node]
+            out = 1 + training.folds[row]
+            basis = subspaces.bases[out, node].astype(float)
+            off = training.x[row] - subspaces.centres[out, node].astype(float)
             left = off - basis @ (basis.T @ off)
-            shown = left if is_observed[row].all() else unseen.shown(np.array([row]), left[None])[0]
-            assert residual[index, place] == pytest.approx(np.square(shown).sum())
-            np.testing.assert_allclose(squared[index, place], np.square(basis.T @ off))
+            shown = left if training.mask[row].all() else training.unseen.shown(np.array([row]), left[None])[0]
+            assert residual[index, place] == pytest.approx(np.square(shown).sum(), rel=tolerance, abs=tolerance)
+            np.testing.assert_allclose(squared[index, place], np.square(basis.T @ off), rtol=tolerance, atol=tolerance)
+    alone = evidence.statistics_at_node(training, rows, subspaces, 2)
+    for ours, theirs in zip(alone, (residual[1], squared[1]), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+    assert evidence.statistics_at(training, rows[:0], subspaces, nodes)[1].shape == (3, 0, 6)
+    complete = np.flatnonzero(training.mask.all(axis=1))
+    plain = evidence.statistics_at(training._replace(unseen=None, is_observed=None), complete, subspaces, nodes)
+    for ours, theirs in zip(evidence.statistics_at(training, complete, subspaces, nodes), plain, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance)
+
+
+@pytest.mark.parametrize("numbers", [1, 2**24])
+def test_whitened_rows_find_the_candidates_that_each_node_scores(whitened, monkeypatch, numbers):
+    """However many of them are searched together."""
+    monkeypatch.setattr(candidate_search, "_TABLE_NUMBERS", numbers)
+    training, subspaces = whitened(np.float64)
+    every = np.arange(30)
+    cells = Partition(1, (every, every[::2], every[1::2]))
+    own = Subspaces(subspaces.centres[:, :3], subspaces.bases[:, :3], subspaces.ranks[:3])
+    mixture = evidence.cell_mixture(training, cells, own)
+    residual, squared = evidence.statistics_at(training, every, own, np.arange(3))
+    counts = training.mask.sum(axis=1)
+    rows = evidence.HeldOutStatistics(np.arange(3), residual, squared, np.ones((3, 6), bool), counts, 12)
+    best = np.sort(np.argsort(-mixture.log_densities(rows), axis=0)[:2].T, axis=1)
+    np.testing.assert_array_equal(candidate_search.search_candidates(training, every, cells, own, 2), best)
+
+
+@pytest.mark.parametrize("numbers", [30, 2**22])
+def test_whitened_rows_of_several_folds_are_reduced_in_parts(whitened, monkeypatch, numbers):
+    monkeypatch.setattr(partial_statistics, "_CHUNK_NUMBERS", numbers)
+    training, subspaces = whitened(np.float64)
+    rows = training.partial
+    block = training.taken(rows)._replace(folds=1 + training.folds[rows])
+    candidates = np.random.default_rng(0).permuted(np.tile(np.arange(4), (rows.size, 1)), axis=1)[:, :2]
+    found = reduce_rows(subspaces[:2], block, candidates, group_rows(block.mask, block.folds, 1))
+    for place, row in enumerate(rows):
+        for slot, node in enumerate(candidates[place]):
+            basis = subspaces.bases[1 + training.folds[row], node]
+            off = training.x[row] - subspaces.centres[1 + training.folds[row], node]
+            shown = training.unseen.shown(np.full(7, row), np.vstack([off, basis.T]))
+            gram = found["gram"][0, 2 * place + slot]
+            np.testing.assert_allclose(gram, basis.T @ shown[1:].T, atol=1e-9)
+            start = found["start"][0, place, slot]
+            np.testing.assert_allclose(found["cross"][0, place, slot], basis.T @ shown[0], atol=1e-8)
+            np.testing.assert_allclose(found["remainder"][0, place, slot], basis.T @ shown[0] - gram @ start, atol=1e-8)
+            error = shown[0] - shown[1:].T @ start
+            assert found["residual"][0, place, slot] == pytest.approx(error @ error, abs=1e-8)
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -502,7 +564,7 @@ def test_whitened_rows_are_reduced_as_predictions_do(unseen, is_shared):
     centres, bases = rng.normal(size=(1, 2, 12)), np.linalg.qr(rng.normal(size=(1, 2, 12, 3)))[0]
     bases[0, 1, :, 2:] = 0.0  # one direction less
     inverse = np.linalg.inv(root)
-    training = Training(x @ inverse, 12, folds, is_observed, unseen=Unseen.of(is_observed, folds, [inverse], float))
+    training = Training(x @ inverse, 12, folds, is_observed, unseen=Unseen.of(is_observed, folds, {0: inverse}, float))
     grouping = group_rows(is_observed, folds, 1)
     assert grouping.is_shared == is_shared
     found = reduce_rows((centres, bases), training, np.tile([0, 1], (number, 1)), grouping)
@@ -603,6 +665,68 @@ def test_a_fold_has_its_own_fills(smooth, folds, roots):
     np.testing.assert_allclose(np.cov(turned.T) * (1.0 - np.eye(NUM_FEATURES)), 0.0, atol=1e-3)
 
 
+@pytest.fixture(scope="module")
+def to_refill(smooth):
+    """Rows in three folds that miss a fifth of their values, as filled for each fold; the roots of their noise."""
+    rng = np.random.default_rng(5)
+    is_observed, folds = rng.random(smooth.shape) < 0.8, rng.permutation(np.arange(400) % 3)
+    is_observed[::10] = True
+    filled = np.where(is_observed, smooth, smooth + rng.normal(size=smooth.shape)).astype(np.float32)
+    partial = ~is_observed.all(axis=1)
+    without = [np.where(is_observed, smooth, filled + 0.1 * fold)[partial].astype(np.float32) for fold in range(3)]
+    training = Training(filled, NUM_FEATURES, folds, is_observed, without)
+    return training, learn_covariances(training).roots(np.linspace(2.0, 1.0, NUM_FEATURES))
+
+
+HALVES = Partition(1, (np.arange(400), np.arange(200), np.arange(200, 400)))
+
+
+def _refilled(training, roots, known=None):
+    with jax_settings(np.float32):
+        plan = Plan.of(SETTINGS, 400, NUM_FEATURES, 360)
+        return fill.refill_whitened(training, plan, HALVES, SubspaceOptions(2, 0), roots, known)
+
+
+def test_rows_are_filled_once_more_without_knowing_the_folds_that_are_left_out(to_refill, monkeypatch):
+    """Rows of fold 0 move: those of other folds, as filled for the dictionary without it, stay, but for rounding.
+
+    Held are units, nodes' parameters and candidates: they are learned from all rows.
+    """
+    training, roots = to_refill
+    held = {}
+    for name in ("fit_quick_mixture", "search_candidates"):
+        function = getattr(fill, name)
+        monkeypatch.setattr(
+            fill, name, lambda *given, name=name, function=function: held.setdefault(name, function(*given))
+        )
+    monkeypatch.setattr(
+        fill, "learn_covariances", lambda *given: learn_covariances(*given)._replace(variance=np.ones(NUM_FEATURES))
+    )
+    moves = training.folds == 0
+    moved = training._replace(
+        x=np.where(moves[:, None], training.x + 1.0, training.x),
+        without=[np.where(moves[training.partial, None], rows + 1.0, rows) for rows in training.without],
+    )
+    first, second = (_refilled(rows, roots) for rows in (training, moved))
+    np.testing.assert_allclose(first.without_fold(0)[~moves], second.without_fold(0)[~moves], atol=1e-5)
+    rest = training.folds == 2
+    assert np.abs(first.x - second.x)[~moves].max() > 0.1
+    assert np.abs(first.without_fold(1)[rest] - second.without_fold(1)[rest]).max() > 0.1
+    # fills of fold 0 move, and are not what its rows are filled from
+    moved = training._replace(x=np.where(training.is_observed, training.x, moved.x))
+    np.testing.assert_allclose(_refilled(moved, roots).x[moves], first.x[moves], atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_rows_are_filled_once_more_from_the_dictionaries_of_the_trial(to_refill, rank):
+    """As from those that would be learned, also where the trial's had more directions."""
+    training, roots = to_refill
+    (known,) = learn_whitened_subspaces(training, roots, [(HALVES, SubspaceOptions(rank, 0))])
+    ours, theirs = _refilled(training, roots, known), _refilled(training, roots)
+    for one, other in zip([ours.x, *ours.without], [theirs.x, *theirs.without], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-3 if rank > 2 else 0.0)
+
+
 def test_dictionaries_are_of_rows_filled_under_the_noise(holes, monkeypatch):
     """They, and the axes of the noise, are learned from the rows as filled last."""
     filled, lines = [], []
@@ -676,7 +800,7 @@ def test_float32_sees_nothing_of_what_is_not_seen(unseen):
     is_observed = np.zeros((20, number), dtype=bool)
     is_observed[np.arange(20), rng.integers(number, size=20)] = True
     folds, basis = np.zeros(20, dtype=int), np.linalg.qr(rng.normal(size=(number, 4)))[0].astype(np.float32)
-    rows = Unseen.of(is_observed, folds, [np.linalg.inv(root)], np.float32)
+    rows = Unseen.of(is_observed, folds, {0: np.linalg.inv(root)}, np.float32)
     training = Training(rng.normal(size=(20, number)).astype(np.float32), number, folds, is_observed, unseen=rows)
     dictionary = np.zeros((1, 1, number), np.float32), basis[None, None]
     found = reduce_rows(dictionary, training, np.zeros((20, 1), int), group_rows(is_observed, folds, 1))

@@ -32,8 +32,8 @@ MOST_UNSEEN = 2**27
 class Chosen(NamedTuple):
     """A span shared by all nodes, or roots of the noise covariance, or neither; directions per node; and the reasons.
 
-    `roots`: of all rows, and without each fold. `first`: the first tree's dictionaries of whitened rows, where the
-    trial has learned them for all folds; they may have more directions.
+    `roots`: of all rows, and without each fold. `first`: the first tree's dictionaries, where the trial that
+    decided has learned just these; of rows with missing values they may have more directions than `rank`.
     """
 
     span: Span | None
@@ -69,7 +69,8 @@ def choose(training: Training, plan: Plan, partition: Partition, seed: int) -> C
     elif taken.noise is not None:
         own = taken.noise.covariances if is_whole else learn_covariances(training)
         roots = own.roots(taken.noise.deviation)
-        first = taken.noise.subspaces if is_whole else None
+        is_first = is_whole and (rank == options.max_rank or training.is_observed is not None)
+        first = taken.noise.subspaces if is_first else None
     about_span = _told(span, taken, "none", "a noise covariance gains more")
     about_noise = _told(noise, taken, "isotropic", "a span gains more")
     return Chosen(shared, roots, rank, (*about_span, *about_noise, _about_rank(rank, plan, shared)), first)

@@ -73,16 +73,12 @@ def learn(
             axes, deviation = _whitened_axes(axes_of(x, space), roots[0])
         del x, space
         release_free_memory()
-        first = chosen.first
-        known: tuple[Subspaces, ...] = ()
+        known = () if chosen.first is None else (chosen.first,)
         chosen = chosen._replace(first=None)
         if not is_complete:
             show(0.5, "filling once more")
-            training = refill_whitened(training, plan, *trees[0], roots[0].deviation, first)
+            known, training = (), refill_whitened(training, plan, *trees[0], roots, *known)
             roots = learn_covariances(training).roots(roots[0].deviation)
-        elif first is not None and first.bases.shape[3] == chosen.rank:
-            known = (first,)
-        del first
         own = roots[0]
         found = learn_whitened_subspaces(
             training, roots, trees, lambda share: show(0.5 + 0.5 * share, "learning dictionaries"), known

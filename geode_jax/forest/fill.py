@@ -122,7 +122,8 @@ def _fill(
     """Partial rows filled with conditional means, averaged over a tree for every seed, and a deviation under the first.
 
     (lines, n_m, D): a line for each of the tables', with the same random numbers. The first of the `fillers` are
-    :func:`_own_fillers`: nodes' parameters and rows' candidates are by these dictionaries for all.
+    :func:`_own_fillers`: nodes' parameters and rows' candidates are by these dictionaries for all. Those without two
+    folds may have fewer directions.
     """
     partitions, scales = grow_trees(training, plan, seeds, show)
     scaled = training._replace(x=as_array(View(training.x, scales)))
@@ -171,6 +172,7 @@ def _learn_own(training: Training, partition: Partition, options: SubspaceOption
     x, folds, holdouts = training.x, training.folds, training.holdouts
     if folds is None:
         return learn_subspaces(x, partition, options, None)
+    assert folds.min() >= 0
     centres, bases = empty_subspaces(len(holdouts), len(partition.cells), x.shape[1], options.max_rank, x.dtype)
     learned = learn_subspaces(x, partition, options, folds, holdouts[1:], (centres[1:], bases[1:]))
     return Subspaces(centres, bases, learned.ranks)
@@ -187,31 +189,30 @@ def refill_whitened(
     plan: Plan,
     partition: Partition,
     options: SubspaceOptions,
-    deviation: np.ndarray,
+    roots: list[NoiseRoot],
     known: Subspaces | None = None,
 ) -> Training:
-    """Rows filled once more, under noise of these deviations along the axes of the rows, (D,).
+    """Rows filled once more, under the noise of these roots: of all rows, and without each fold.
 
     As :func:`fill_conditionally` does in its last round, of one tree that is grown already: with two, fills of Frey
     faces were better by half a per cent, in twice the time. `known`: the tree's dictionaries of the rows, whitened by
-    these deviations, with as many directions as the options say or more.
+    the roots, with as many directions as the options say or more.
     """
     rows, seen = training.partial, training.mask[training.partial]
     level, normal = _random_numbers(options.seed, rows.size, options.max_rank)
-    fillers = _fillers(training)
-    roots = learn_covariances(training, [holdout for holdouts, _ in fillers for holdout in holdouts]).roots(deviation)
     if known is None:
-        (known,) = learn_whitened_subspaces(training, roots[: len(training.holdouts)], [(partition, options)])
+        (known,) = learn_whitened_subspaces(training, roots, [(partition, options)])
     own = known.leading(options.max_rank)
-    whitened = whiten_training(training._replace(x=np.array(training.x)), roots[: len(training.holdouts)])
+    whitened = whiten_training(training._replace(x=np.array(training.x)), roots)
     mixture = fit_quick_mixture(whitened, partition, own)
     candidates = search_candidates(whitened, rows, partition, own, plan.partial_candidates)
     del whitened
     lines: list[np.ndarray] = []
-    for holdouts, table in fillers:
-        these, roots = roots[: len(holdouts)], roots[len(holdouts) :]
-        subspaces = own
+    for holdouts, table in _fillers(training):
+        these, subspaces = roots, own
         if lines:
+            every = learn_covariances(training, [*training.holdouts, *holdouts]).roots(roots[0].deviation)
+            these = every[len(roots) :]
             (subspaces,) = learn_whitened_subspaces(training, these, [(partition, options)], holdouts=holdouts)
         for by in table:
             line = np.array(training.x[rows])

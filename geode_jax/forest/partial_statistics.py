@@ -86,12 +86,20 @@ def reduce_rows(
     pair_starts = np.searchsorted(position.ravel()[pairs], np.arange(distinct.shape[0] + 1))
     num_features, of_unseen = x.shape[1], 0 if unseen is None else unseen.numbers
     numbers_each = rank**2 + rank * num_features + of_unseen
+    at_missing = np.zeros((x.shape[0], 0 if unseen is None else unseen.missing.shape[1]))
+    if unseen is not None:
+        for some in slices(*x.shape):
+            every = np.arange(some.start, some.stop)
+            at_missing[some] = unseen.at_missing(every, x[some].astype(np.float64))
 
     def reduce(here: slice) -> None:
         fold, node = distinct[here.start, :2]
         which, basis = example[here], bases[fold, node]
         seen = is_observed[which]
-        at_node = _Observed.of(seen, basis) if unseen is None else _Shown.of(unseen, which, basis)
+        if unseen is None:
+            at_node: _Observed | _Shown = _Observed.of(seen, basis)
+        else:
+            at_node = _Shown.of(unseen, which, centres[fold, node], basis, at_missing)
         gram[here] = at_node.gram
         if root is not None:
             root[here] = at_node.root((~seen).sum(axis=1))
@@ -100,7 +108,8 @@ def reduce_rows(
         for some in slices(inside.size, numbers_each, numbers=_CHUNK_NUMBERS):
             row, slot = np.divmod(inside[some], shape[1])
             own = position[row, slot] - here.start
-            residual[row, slot], *found = at_node.reduced(x[row] - centres[fold, node], row, own, ridged[own])
+            off = x[row] - centres[fold, node]
+            residual[row, slot], *found = at_node.reduced(off, row, own, ridged[own])
             for store, values in zip(vectors, found, strict=True):
                 store[row, slot] = values
 
@@ -177,8 +186,9 @@ class _Observed(NamedTuple):
 class _Shown(NamedTuple):
     """:class:`_Observed` of whitened rows, in float64: of a difference, float32 could leave less than nothing.
 
-    `along`, (k, u, d): the basis along the directions that are not seen, N. Products with what is seen,
-    ``v - N N'v``, are those of v less those of ``N'v``: none takes a matrix of size D x D for each row.
+    `along`, (k, u, d): the basis along the directions N that are not seen. Products with what is seen, ``v - N N'v``,
+    are those of v less those of ``N'v``. `centre`: W times the centre, (D,). `at_missing`: of all rows, W times the row
+    at the features that it misses, (n, u).
     """
 
     unseen: Unseen
@@ -186,14 +196,19 @@ class _Shown(NamedTuple):
     along: np.ndarray
     gram: np.ndarray
     hidden: np.ndarray
+    centre: np.ndarray
+    at_missing: np.ndarray
 
     @classmethod
-    def of(cls, unseen: Unseen, rows: np.ndarray, basis: np.ndarray) -> "_Shown":
+    def of(
+        cls, unseen: Unseen, rows: np.ndarray, centre: np.ndarray, basis: np.ndarray, at_missing: np.ndarray
+    ) -> "_Shown":
         """Of rows that were whitened by one matrix, one for each of the k matrices."""
         basis = basis.astype(np.float64)
-        along = unseen.of_basis(rows, unseen.turned(rows[0], basis))
+        turned = unseen.turned(rows[0], np.column_stack([centre, basis]))
+        along = unseen.of_basis(rows, turned[:, 1:])
         hidden = np.matmul(np.swapaxes(along, 1, 2), along)
-        return cls(unseen, basis, along, basis.T @ basis - hidden, hidden)
+        return cls(unseen, basis, along, basis.T @ basis - hidden, hidden, turned[:, 0], at_missing)
 
     def root(self, num_missing: np.ndarray) -> np.ndarray:
         """:meth:`_Observed.root`: as many directions are not seen as features are missing."""
@@ -208,7 +223,8 @@ class _Shown(NamedTuple):
         def seen_along(vectors: np.ndarray, along: np.ndarray) -> np.ndarray:
             return vectors @ self.basis - np.matmul(along[:, None], basis_along)[:, 0]
 
-        along = self.unseen.along(rows, off)
+        missing = self.unseen.missing[self.unseen.place[rows]]
+        along = self.unseen.of_missing(rows, self.at_missing[rows] - self.centre[missing])
         cross = seen_along(off, along)
         coordinates = _solved(ridged, cross)
         error = off - coordinates @ self.basis.T

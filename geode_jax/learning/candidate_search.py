@@ -20,6 +20,8 @@ BEAM = 8
 # Rows that are searched together: enough for matrix products at deep nodes, few enough to hold their indices and a copy
 # of their features.
 SEARCHED_AT_ONCE, _BLOCK_NUMBERS = 2**14, 2**22
+# About the numbers of a table of statistics of rows at all nodes.
+_TABLE_NUMBERS = 2**24
 
 
 def search_candidates(
@@ -49,9 +51,9 @@ def search_candidates(
         count = np.full(block.size, num_features) if own.is_observed is None else own.is_observed.sum(axis=1)
 
         # in coordinates of a row space, one product for all nodes is quicker than one for each that is visited; and a
-        # whitened row has a matrix of its own, which is read once
-        is_plain = own.axes is None and own.unseen is None
-        table = None if is_plain else statistics_at(own, np.arange(block.size), subspaces, mixture.nodes)
+        # row's own matrix is read once
+        is_at_once = own.axes is not None or _has_own_matrices(training, block)
+        table = statistics_at(own, np.arange(block.size), subspaces, mixture.nodes) if is_at_once else None
 
         def score(node: int, members: np.ndarray) -> np.ndarray:
             if table is None:
@@ -90,8 +92,15 @@ def search_candidates(
     if rows.size == 0:
         return found
     size = searched_at_once(training)
+    if _has_own_matrices(training, rows):
+        size = min(size, max(1, _TABLE_NUMBERS // (mixture.nodes.size * subspaces.bases.shape[3])))
     found[order] = np.concatenate(parallel_map(search, np.array_split(rows[order], -(-rows.size // size))))
     return found
+
+
+def _has_own_matrices(training: Training, rows: np.ndarray) -> bool:
+    """Whether some of the rows are whitened and miss features: what they do not show takes a large matrix each."""
+    return training.unseen is not None and bool((training.unseen.place[rows] >= 0).any())
 
 
 def searched_at_once(training: Training) -> int:

@@ -34,8 +34,8 @@ PRIOR_ROWS = 3.0
 NEGLIGIBLE = 1e-4
 # Blocks of rows wider than this have as many rows as blocks of this width, so that a basis is read once for many rows.
 WIDEST = 4096
-# In coordinates of a row space: numbers of the residuals that are multiplied by its axes together, and of a block of
-# these products. The more, the fewer times axes and residuals are read from memory.
+# Of rows with missing features, in coordinates of a row space or whitened: numbers of the residuals that are multiplied
+# together, and of a block of products with the axes. The more, the fewer times axes and residuals are read from memory.
 RESIDUAL_NUMBERS, PRODUCT_NUMBERS = 2**24, 2**21
 
 
@@ -326,33 +326,37 @@ def statistics_at(
     From the dictionaries without the rows' folds; from that of all rows if the rows have no folds.
     """
     seen, axes, unseen = training.is_observed, training.axes, training.unseen
-    if unseen is not None:
-        width = nodes.size * unseen.missing.shape[1]
-        parts = [
-            _whitened_statistics(training, unseen, rows[some], subspaces, nodes)
-            for some in slices(rows.size, width, numbers=RESIDUAL_NUMBERS)
-        ]
-        residuals, squares = zip(*parts, strict=True)
-        return np.concatenate(residuals, axis=1), np.concatenate(squares, axis=1)
-    if seen is not None and axes is not None:
-        # as of complete rows, over all features; then those of the others
-        residual, squared = statistics_at(training._replace(is_observed=None), rows, subspaces, nodes)
-        is_partial = np.zeros(rows.size, dtype=bool)
-        for some in slices(rows.size, seen.shape[1]):
-            is_partial[some] = ~seen[rows[some]].all(axis=1)
-        partial = np.flatnonzero(is_partial)
-        for some in slices(partial.size, nodes.size * training.x.shape[1], numbers=RESIDUAL_NUMBERS):
-            at = partial[some]
-            left = _residuals_at(training, rows[at], subspaces, nodes)
-            residual[:, at] = _observed_squares(left, seen[rows[at]], axes)
-        return residual, squared
+    if unseen is None and seen is not None and axes is not None:
+        return _statistics_in_row_space(training, axes, rows, subspaces, nodes)
     residual = np.zeros((nodes.size, rows.size), dtype=training.x.dtype)
     squared = np.zeros((nodes.size, rows.size, subspaces.bases.shape[3]), dtype=training.x.dtype)
+    if unseen is not None:
+        width = nodes.size * unseen.missing.shape[1] + 3 * training.x.shape[1]
+        for some in slices(rows.size, width, numbers=RESIDUAL_NUMBERS):
+            _add_whitened(training, unseen, rows[some], subspaces, nodes, (residual[:, some], squared[:, some]))
+        return residual, squared
 
     def fill(index: int) -> None:
         residual[index], squared[index] = statistics_at_node(training, rows, subspaces, int(nodes[index]))
 
     parallel_map(fill, range(nodes.size))
+    return residual, squared
+
+
+def _statistics_in_row_space(
+    training: Training, axes: Axes, rows: np.ndarray, subspaces: Subspaces, nodes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """:func:`statistics_at`: as of complete rows, over all features; then residuals of the others."""
+    seen = training.mask
+    residual, squared = statistics_at(training._replace(is_observed=None), rows, subspaces, nodes)
+    is_partial = np.zeros(rows.size, dtype=bool)
+    for some in slices(rows.size, seen.shape[1]):
+        is_partial[some] = ~seen[rows[some]].all(axis=1)
+    partial = np.flatnonzero(is_partial)
+    for some in slices(partial.size, nodes.size * training.x.shape[1], numbers=RESIDUAL_NUMBERS):
+        at = partial[some]
+        left = _residuals_at(training, rows[at], subspaces, nodes)
+        residual[:, at] = _observed_squares(left, seen[rows[at]], axes)
     return residual, squared
 
 
@@ -403,12 +407,16 @@ def _blocks_at_node(
             yield number, inside[some], centred, coordinates
 
 
-def _whitened_statistics(
-    training: Training, unseen: Unseen, rows: np.ndarray, subspaces: Subspaces, nodes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`statistics_at`, of whitened rows: of residuals, less their part that a row does not show."""
-    dtype, rank = training.x.dtype, subspaces.bases.shape[3]
-    residual, squared = np.zeros((nodes.size, rows.size), dtype), np.zeros((nodes.size, rows.size, rank), dtype)
+def _add_whitened(
+    training: Training,
+    unseen: Unseen,
+    rows: np.ndarray,
+    subspaces: Subspaces,
+    nodes: np.ndarray,
+    out: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """:func:`statistics_at` of whitened rows, written to `out`: of residuals, less their part that a row hides."""
+    (residual, squared), dtype, rank = out, training.x.dtype, subspaces.bases.shape[3]
     place = unseen.place[rows]
     partial = np.flatnonzero(place >= 0)
     number_of = np.cumsum(place >= 0) - 1
@@ -441,7 +449,6 @@ def _whitened_statistics(
 
     parallel_map(fill, range(nodes.size))
     parallel_map(take_off, slices(partial.size, unseen.numbers + nodes.size * missing.shape[1]))
-    return residual, squared
 
 
 def _observed_squares(vectors: np.ndarray, seen: np.ndarray, axes: Axes) -> np.ndarray:

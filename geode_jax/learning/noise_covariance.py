@@ -218,8 +218,8 @@ def _whitened_by(x: Rows, root: NoiseRoot, scratch: np.ndarray | None, products:
 
 def whiten_in_place(x: np.ndarray, roots: list[NoiseRoot], folds: np.ndarray) -> np.ndarray:
     """Rows of x, (n, D), whitened in place, each by the root without its fold; rows in no fold are left unchanged."""
-    for fold, root in enumerate(roots[1:]):
-        matrix, rows = root.whitening.astype(x.dtype), np.flatnonzero(folds == fold)
+    for fold in np.unique(folds[folds >= 0]).tolist():
+        matrix, rows = roots[1 + fold].whitening.astype(x.dtype), np.flatnonzero(folds == fold)
         for block in slices(rows.size, x.shape[1]):
             x[rows[block]] = x[rows[block]] @ matrix
     return x
@@ -229,7 +229,8 @@ def whiten_training(training: Training, roots: list[NoiseRoot]) -> Training:
     """Rows in folds, each whitened by the root without its fold: in place, or, as in :func:`_scratch`, when read."""
     x, folds, unseen = training.x, training.own_folds, None
     if training.is_observed is not None:
-        unseen = Unseen.of(training.is_observed, 1 + folds, [root.whitening for root in roots], x.dtype)
+        whitenings = {number: roots[number].whitening for number in np.unique(1 + folds).tolist()}
+        unseen = Unseen.of(training.is_observed, 1 + folds, whitenings, x.dtype)
         training = training._replace(unseen=unseen, without=None)
     if isinstance(x, View) and not training.processes.is_alone:
         return training._replace(x=Product(x, [root.whitening for root in roots[1:]], folds))
@@ -294,7 +295,7 @@ def _unseen_of_fold(training: Training, fold: int, root: NoiseRoot) -> Unseen | 
         return None
     of_others = (training.own_folds != fold)[:, None]
     none = np.zeros(training.own_folds.size, dtype=int)
-    return Unseen.of(training.is_observed | of_others, none, [root.whitening], training.x.dtype)
+    return Unseen.of(training.is_observed | of_others, none, {0: root.whitening}, training.x.dtype)
 
 
 class NoiseTrial(NamedTuple):

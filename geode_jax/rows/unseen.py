@@ -6,6 +6,7 @@ matrix, an orthonormal basis N of the span has ``N'v = L^{-1} (W v)_M``. Where W
 features.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ class Unseen(NamedTuple):
     """The directions N that each of m partial rows does not show, at most u of them.
 
     - `place`: (n,), which of the m a row is; -1 if it is complete.
-    - `which`: (m,), the number of each one's matrix W, out of `whitenings`, (D, D) each; `rounded`, to the rows' dtype.
+    - `which`: (m,), the number of each one's matrix W, (D, D), among the `whitenings`.
+    - `rounded`: the same matrices in the rows' dtype.
     - `missing`: (m, u), the features that it misses, and then others. `factor`: (m, u, u), L^{-1}, zero beyond these.
     - `log_det`: (m,), of L.
 
@@ -29,14 +31,16 @@ class Unseen(NamedTuple):
 
     place: np.ndarray
     which: np.ndarray
-    whitenings: list[np.ndarray]
-    rounded: list[np.ndarray]
+    whitenings: Mapping[int, np.ndarray]
+    rounded: Mapping[int, np.ndarray]
     missing: np.ndarray
     factor: np.ndarray
     log_det: np.ndarray
 
     @classmethod
-    def of(cls, is_observed: np.ndarray, which: np.ndarray, whitenings: list[np.ndarray], dtype: DTypeLike) -> "Unseen":
+    def of(
+        cls, is_observed: np.ndarray, which: np.ndarray, whitenings: Mapping[int, np.ndarray], dtype: DTypeLike
+    ) -> "Unseen":
         """What rows of these masks, (n, D), do not show, each whitened by the matrix of its number, (n,)."""
         partial = np.flatnonzero(~is_observed.all(axis=1))
         place = np.full(len(is_observed), -1)
@@ -45,7 +49,7 @@ class Unseen(NamedTuple):
         index = np.argsort(is_observed[partial], axis=1, kind="stable")[:, : number.max(initial=0)]
         factor = np.zeros((*index.shape, index.shape[1]))
         log_det = np.zeros(partial.size)
-        squares = [matrix @ matrix for matrix in whitenings]
+        squares = {number: whitenings[number] @ whitenings[number] for number in np.unique(own).tolist()}
 
         def make(row: int) -> None:
             missing = index[row, : number[row]]
@@ -54,8 +58,13 @@ class Unseen(NamedTuple):
             factor[row, : missing.size, : missing.size] = lapack.dtrtri(lower, lower=1)[0]
 
         parallel_map(make, range(partial.size))
-        rounded = [matrix.astype(dtype) for matrix in whitenings]
+        rounded = {number: matrix.astype(dtype, copy=False) for number, matrix in whitenings.items()}
         return cls(place, own, whitenings, rounded, index, factor, log_det)
+
+    @property
+    def num_features(self) -> int:
+        """D."""
+        return next(iter(self.whitenings.values())).shape[0]
 
     @property
     def numbers(self) -> int:
@@ -68,18 +77,20 @@ class Unseen(NamedTuple):
 
     def along(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """``N'v`` of a vector for each of some partial rows, (k, D): (k, u)."""
-        return self.of_turned(rows, self.turned_each(rows, vectors))
+        return self.of_missing(rows, self.at_missing(rows, vectors))
 
-    def of_turned(self, rows: np.ndarray, turned: np.ndarray) -> np.ndarray:
-        """The same, given W v."""
-        own = self.place[rows]
-        there = np.take_along_axis(turned, self.missing[own], axis=1)
-        return np.matmul(self.factor[own], there[..., None])[..., 0].astype(turned.dtype)
+    def at_missing(self, rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """``(W v)_M`` of a vector for each of some partial rows, (k, D): (k, u)."""
+        return np.take_along_axis(self.turned_each(rows, vectors), self.missing[self.place[rows]], axis=1)
+
+    def of_missing(self, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """``N'v`` given ``(W v)_M``, (k, u)."""
+        return np.matmul(self.factor[self.place[rows]], values[..., None])[..., 0].astype(values.dtype)
 
     def spread(self, rows: np.ndarray, along: np.ndarray) -> np.ndarray:
         """Vectors s, (k, D), with ``W s = N a`` for the given a, (k, u)."""
         own = self.place[rows]
-        found = np.zeros((rows.size, self.whitenings[0].shape[0]), along.dtype)
+        found = np.zeros((rows.size, self.num_features), along.dtype)
         np.put_along_axis(found, self.missing[own], np.matmul(along[:, None], self.factor[own])[:, 0], axis=1)
         return found
 
