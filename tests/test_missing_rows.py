@@ -231,13 +231,15 @@ def filled(data, monkeypatch):
     return Training(rows, 6, np.arange(len(data)) % 3, is_observed), Plan.of(DICTIONARY, *data.shape)
 
 
-def _with_moved_fold(training):
-    """The same rows, with those of fold 0 moved."""
-    return training._replace(x=np.where((training.folds == 0)[:, None], training.x + 1, training.x).astype(np.float32))
+def _with_moved_fold(training, fold=0):
+    """The same rows, with those of one fold moved."""
+    moves = (training.folds == fold)[:, None]
+    return training._replace(x=np.where(moves, training.x + 1, training.x).astype(np.float32))
 
 
-def test_what_a_fold_is_measured_by_does_not_know_its_rows(filled, monkeypatch):
-    """Rows of fold 0 move; what the others are filled with for the dictionary without fold 0 stays, bit for bit.
+@pytest.mark.parametrize("fold", [0, 2])
+def test_what_a_fold_is_measured_by_does_not_know_its_rows(filled, fold, monkeypatch):
+    """Its rows move; what the others are filled with for the dictionary without it stays, bit for bit.
 
     The trees, the first fill with its rounds, the rank and the mixture's parameters are held: these are learned from
     all rows.
@@ -246,12 +248,13 @@ def test_what_a_fold_is_measured_by_does_not_know_its_rows(filled, monkeypatch):
     monkeypatch.setattr(fill, "MOST_ROUNDS", 0)
     with jax_settings(np.float32):
         first, second = (
-            fill.fill_conditionally(rows, plan, [0], lambda *_: None) for rows in (training, _with_moved_fold(training))
+            fill.fill_conditionally(rows, plan, [0], lambda *_: None)
+            for rows in (training, _with_moved_fold(training, fold))
         )
-    others = training.folds != 0
-    np.testing.assert_array_equal(first.without_fold(0)[others], second.without_fold(0)[others])
+    others, rest = training.folds != fold, training.folds == 2 - fold
+    np.testing.assert_array_equal(first.without_fold(fold)[others], second.without_fold(fold)[others])
     assert not np.array_equal(first.x[others], second.x[others])
-    assert not np.array_equal(first.without_fold(1)[training.folds == 2], second.without_fold(1)[training.folds == 2])
+    assert not np.array_equal(first.without_fold(1)[rest], second.without_fold(1)[rest])
 
 
 def test_a_round_does_not_fill_a_row_from_its_own_fill(filled, monkeypatch):

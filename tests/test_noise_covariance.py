@@ -718,11 +718,23 @@ def test_rows_are_filled_once_more_without_knowing_the_folds_that_are_left_out(t
 
 
 @pytest.mark.parametrize("rank", [2, 4])
-def test_rows_are_filled_once_more_from_the_dictionaries_of_the_trial(to_refill, rank):
+def test_rows_are_filled_once_more_from_the_dictionaries_of_the_trial(to_refill, rank, monkeypatch):
     """As from those that would be learned, also where the trial's had more directions."""
     training, roots = to_refill
     (known,) = learn_whitened_subspaces(training, roots, [(HALVES, SubspaceOptions(rank, 0))])
+    whole = []
+
+    def unwhitened(block, *rest, function=fill._unwhitened):
+        whole.append((block.folds.size, function(block, *rest)[block.mask]))
+        return function(block, *rest)
+
+    monkeypatch.setattr(fill, "_unwhitened", unwhitened)
     ours, theirs = _refilled(training, roots, known), _refilled(training, roots)
+    every, own = training.mask[training.partial], training.folds[training.partial]
+    for number, (size, seen) in enumerate(whole):  # what is seen comes back: every line has the roots that whitened it
+        used = np.flatnonzero(own != number % 4 - 1)
+        assert size == used.size
+        np.testing.assert_allclose(seen, training.x[training.partial[used]][every[used]], atol=1e-4)
     for one, other in zip([ours.x, *ours.without], [theirs.x, *theirs.without], strict=True):
         np.testing.assert_allclose(one, other, atol=1e-3 if rank > 2 else 0.0)
 
