@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 from scipy.linalg import lapack
 
 from geode_jax._runtime.threads import parallel_map
-from geode_jax._typing import DTypeLike
 from geode_jax.rows.blocks import slices
 
 
