@@ -22,6 +22,8 @@ from geode_jax.model.joint import log_joint, sample_prior, simulate
 from geode_jax.settings import DirectMembership, ExactShrinkage, PublishedShrinkage, SliceMembership
 
 NUM_CHAINS = 12_000
+# Chains that show most planted bugs; where they do not, all chains are run.
+FEW_CHAINS = 4_000
 NUM_SWEEPS = 8
 LEVEL = 1e-4
 
@@ -116,8 +118,8 @@ def test_published_shrinkage_is_not_a_sampler_of_the_joint():
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug not in UNSEEN_BY_JOINT])
 def test_planted_bug_is_caught(bug):
-    z, limit = z_scores(ExactShrinkage(), membership_for(bug), bug)
-    assert np.abs(z).max() > limit
+    both = (z_scores(ExactShrinkage(), membership_for(bug), bug, number) for number in (FEW_CHAINS, NUM_CHAINS))
+    assert any(np.abs(z).max() > limit for z, limit in both)
 
 
 def test_prior_u_follows_its_density():
