@@ -122,8 +122,8 @@ def _fill(
     """Partial rows filled with conditional means, averaged over a tree for every seed, and a deviation under the first.
 
     (lines, n_m, D): a line for each of the tables', with the same random numbers. The first of the `fillers` are
-    :func:`_own_fillers`: nodes' parameters and rows' candidates are by these dictionaries for all. Those without two
-    folds may have fewer directions.
+    :func:`_own_fillers`: nodes' parameters and rows' candidates come from these dictionaries for all lines. The
+    dictionaries without two folds may have fewer directions.
     """
     partitions, scales = grow_trees(training, plan, seeds, show)
     scaled = training._replace(x=as_array(View(training.x, scales)))
