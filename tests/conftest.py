@@ -35,8 +35,9 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-# Every worker has one core: threads of BLAS beside its own would wait for those of the other workers.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Every worker has one core: threads of BLAS or OpenMP beside its own would wait for those of the other workers.
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
 
 # Traces are many small objects that live long: Python would look through all of them again and again.
 gc.set_threshold(50_000, 50, 100)

@@ -181,3 +181,10 @@ def uniforms(key, dtype=jnp.float32):
 
 def keys(seed, count):
     return jax.random.split(jax.random.key(seed), count)
+
+
+def in_parts(run, size, *chains):
+    """What a program for at most `size` chains makes of all of them, so that it is compiled once for any number."""
+    number = jax.tree.leaves(chains)[0].shape[0]
+    parts = [run(*jax.tree.map(lambda leaf: leaf[first : first + size], chains)) for first in range(0, number, size)]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import jax
 import numpy as np
@@ -69,6 +70,7 @@ from benchmarks.common import earlier_rows, find_data
 from benchmarks.tables import finished
 from geode_jax import DictionarySettings, NoiseCovariance, learn_forest
 from geode_jax.partition.metis import Partition
+from geode_jax.settings import SliceMembership
 
 ROOT = Path(__file__).parent.parent
 
@@ -467,12 +469,29 @@ def test_truncated_gamma():
     assert all(row["ratio"] > 0 for row in rows)
 
 
-@pytest.mark.slow
-def test_proofs():
-    """The proofs' own code on the correct sampler, with few chains and replicates."""
+def test_proofs(monkeypatch):
+    """Statistics of the four proofs, which have files of their own, against their limits."""
     from benchmarks import proofs
 
-    assert not any(proofs.main(["--quick"])[0][name] for name in proofs.TESTS)
+    found = {"identity_gap": 0.0, "draw_p": 1.0, "joint_z": 3.0, "calibration_p": 60.0}
+
+    def stand_in(module, name, value):
+        monkeypatch.setattr(module, name, create_autospec(getattr(module, name), side_effect=lambda *_, **__: value()))
+
+    stand_in(proofs.identity, "relative_gap", lambda: found["identity_gap"])
+    stand_in(proofs.draws, "smallest_p_value", lambda: found["draw_p"])
+    stand_in(proofs.joint, "z_scores", lambda: (np.array([0.0, -found["joint_z"]]), 4.5))
+    stand_in(proofs.calibration, "p_values", lambda: np.full(60, found["calibration_p"] / 60))
+    (row,) = proofs.main(["--quick"])
+    assert row.items() > found.items()
+    assert not any(row[name] for name in proofs.TESTS)
+    seen = {"identity_gap": 1.0, "draw_p": 1e-9, "joint_z": np.inf, "calibration_p": 1e-9}
+    for name, value in seen.items():
+        with monkeypatch.context() as one:
+            one.setitem(found, name, value)
+            row = proofs.examine("slice without division", published=False, quick=True)
+        assert [test for test in proofs.TESTS if row[test]] == [name.rpartition("_")[0]]
+        assert proofs.joint.z_scores.call_args.args[1] == SliceMembership()
 
 
 def test_seconds_of_the_summary():
