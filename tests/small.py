@@ -186,5 +186,6 @@ def keys(seed, count):
 def in_parts(run, size, *chains):
     """What a program for at most `size` chains makes of all of them, so that it is compiled once for any number."""
     number = jax.tree.leaves(chains)[0].shape[0]
-    parts = [run(*jax.tree.map(lambda leaf: leaf[first : first + size], chains)) for first in range(0, number, size)]
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    parts = [slice(first, first + size) for first in range(0, number, size)]
+    ends = [run(*jax.tree.map(lambda leaf, part=part: leaf[part], chains)) for part in parts]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *ends)

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,8 @@ from geode_jax.model.draw import Adaptation, Draw
 from geode_jax.model.problem import Problem
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.settings import RankAdaptation, SamplerSettings
+
+Result = TypeVar("Result")
 
 
 class Samples(NamedTuple):
@@ -89,14 +91,14 @@ def _segment(
         kept = unpacked(rows, jax.eval_shape(without_rows, chain))
         return chain, jax.vmap(draw_of, in_axes=(0, 0, None))(keys, kept, problem)
 
-    over_chains = jax.vmap(one_chain, in_axes=(0, 0, None))
+    all_chains = partial(_of_all_chains, one_chain)
     mesh = options.mesh
     if mesh is None:
-        return jax.vmap(over_chains)(keys, chains, problems)
+        return all_chains(keys, chains, problems)
     # shard_map over trees and chains: partitioned by the compiler, rejection loops (for partial rows) would wait for
     # each other across devices
     apart = jax.shard_map(
-        jax.vmap(over_chains),
+        all_chains,
         mesh=mesh,
         in_specs=(BY_CHAIN, BY_CHAIN, BY_TREE),
         out_specs=BY_CHAIN,
@@ -105,6 +107,33 @@ def _segment(
     )
     chains, draws = apart(keys, chains, problems)
     return chains, lax.with_sharding_constraint(draws, everywhere(mesh))
+
+
+def _of_all_chains(function: Callable[..., Result], keys: KeyArray, *rest: Any) -> Result:
+    """A function of one chain for all chains (axis 1) of all trees (axis 0); its last argument is a tree's problem."""
+    num_trees, num_chains = keys.shape
+    over_chains = _vmapped(function, (0,) * len(rest) + (None,), num_chains)
+    return _vmapped(over_chains, (0,) * (len(rest) + 1), num_trees)(keys, *rest)
+
+
+def _vmapped(function: Callable[..., Result], in_axes: tuple[int | None, ...], size: int) -> Callable[..., Result]:
+    """``jax.vmap`` over a leading axis of this size.
+
+    An axis of one is taken away and put back instead: JAX takes about as long again to trace a program for every batch
+    axis that it has, and fits have one chain unless told otherwise.
+    """
+    if size > 1:
+        return jax.vmap(function, in_axes=in_axes)
+
+    def alone(*args: Any) -> Result:
+        own = [arg if axis is None else _without_axis(arg) for arg, axis in zip(args, in_axes, strict=True)]
+        return jax.tree.map(lambda leaf: lax.expand_dims(leaf, (0,)), function(*own))
+
+    return alone
+
+
+def _without_axis(values: Any) -> Any:
+    return jax.tree.map(lambda leaf: lax.squeeze(leaf, (0,)), values)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -116,7 +145,7 @@ def _keys(key: KeyArray, num_trees: int, num_chains: int) -> tuple[KeyArray, Key
 
 @partial(quickly_compiled, static_argnames="mesh")
 def _start(keys: KeyArray, problems: Problem, mesh: Mesh | None = None) -> Chain:
-    chains = jax.vmap(jax.vmap(initial_chain, in_axes=(0, None)))(keys, problems)
+    chains = _of_all_chains(initial_chain, keys, problems)
     return chains if mesh is None else lax.with_sharding_constraint(chains, chain_shardings(chains, mesh))
 
 
