@@ -16,7 +16,7 @@ import numpy as np
 from sklearn.datasets import load_digits, load_sample_image
 
 import geode_jax
-from benchmarks.common import load_frey, write_result
+from benchmarks.common import QUICK_DICTIONARY, QUICK_SWEEPS, load_frey, write_result
 from benchmarks.real_data import patches
 from benchmarks.swiss_roll import make_roll
 from benchmarks.tables import load
@@ -36,7 +36,7 @@ from geode_jax.rows.training import Training
 
 def training_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.ndarray]]:
     """(name, rows); what other benchmarks test on is left out."""
-    yield "flat roll", make_roll(300 if quick else 3000, "flat", 0)[0][: 240 if quick else 2400]
+    yield "flat roll", make_roll(200 if quick else 3000, "flat", 0)[0][: 160 if quick else 2400]
     if quick:
         return
     yield "bent roll", make_roll(3000, "bent", 0)[0][:2400]
@@ -66,11 +66,12 @@ def held_out(
     noise: geode_jax.NoiseCovariance | None = None,
 ) -> np.ndarray:
     """Log densities of the held-out rows under the full model."""
-    sweeps = {"num_warmup": 10, "num_samples": 10} if quick else {"num_warmup": 300, "num_samples": 200}
+    own = QUICK_DICTIONARY if quick else {"num_trees": 2}
+    sweeps = QUICK_SWEEPS if quick else {"num_warmup": 300, "num_samples": 200}
     posterior = geode_jax.fit(
         jax.random.key(0),
         train,
-        dictionary=geode_jax.DictionarySettings(num_trees=1 if quick else 2, shared_span=span, noise_covariance=noise),
+        dictionary=geode_jax.DictionarySettings(**own, shared_span=span, noise_covariance=noise),
         sampler=geode_jax.SamplerSettings(**sweeps),
     )
     return geode_jax.log_density(posterior, test)

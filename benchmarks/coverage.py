@@ -19,7 +19,7 @@ import numpy as np
 from scipy import special
 
 import geode_jax
-from benchmarks.common import write_result
+from benchmarks.common import QUICK_DICTIONARY, QUICK_SWEEPS, write_result
 from benchmarks.tables import load, table
 
 NUM_SEEDS, NUM_NEW, LEVEL = 20, 200, 0.95
@@ -60,8 +60,8 @@ def measure(kind: str, seed: int, quick: bool) -> dict[str, Any]:
     train, truth, holes = KINDS[kind](np.random.default_rng([seed, list(KINDS).index(kind)]))
     options: dict[str, Any] = {}
     if quick:
-        options["sampler"] = geode_jax.SamplerSettings(num_warmup=20, num_samples=20)
-        options["dictionary"] = geode_jax.DictionarySettings(num_trees=1)
+        options["sampler"] = geode_jax.SamplerSettings(**QUICK_SWEEPS)
+        options["dictionary"] = geode_jax.DictionarySettings(**QUICK_DICTIONARY)
     posterior = geode_jax.fit(jax.random.key(seed), train, **options)
     _, lower, upper = geode_jax.impute(posterior, holes, interval=LEVEL)
     hidden = np.isnan(holes)

@@ -24,7 +24,16 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import KernelDensity
 
 import geode_jax
-from benchmarks.common import blas_on_all_cores, coverage, earlier_rows, gain_of, is_installed, write_result
+from benchmarks.common import (
+    QUICK_DICTIONARY,
+    QUICK_SWEEPS,
+    blas_on_all_cores,
+    coverage,
+    earlier_rows,
+    gain_of,
+    is_installed,
+    write_result,
+)
 from benchmarks.flow import SplineFlow
 from benchmarks.rivals import (
     bayesian_mixture,
@@ -44,14 +53,15 @@ SPLITS = {"uniform": 5, "normal": 3}
 
 def fit_ours(train: np.ndarray, seed: int, name: str, quick: bool) -> geode_jax.Posterior:
     """One fit by configuration name."""
-    sweeps = {"num_warmup": 10, "num_samples": 10} if quick else {}
+    sweeps = QUICK_SWEEPS if quick else {}
     sampler, prior = geode_jax.SamplerSettings(**sweeps), None
     if name == "published":
         stage_one = geode_jax.DictionarySettings.published(max_rank=20, depth=4)
         sampler = dataclasses.replace(geode_jax.SamplerSettings.published(), **sweeps)
         prior = geode_jax.Prior.published()
     else:
-        stage_one = geode_jax.DictionarySettings(num_trees=1) if name == "one tree" else None
+        own = {"num_trees": 1} if name == "one tree" else {}
+        stage_one = geode_jax.DictionarySettings(**(QUICK_DICTIONARY if quick else own))
     return geode_jax.fit(jax.random.key(seed), train, dictionary=stage_one, prior=prior, sampler=sampler)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from sklearn import datasets
 
 import geode_jax
-from benchmarks.common import earlier_rows, is_installed, load_frey, write_result
+from benchmarks.common import QUICK_DICTIONARY, earlier_rows, is_installed, load_frey, write_result
 from benchmarks.tables import load, table
 from benchmarks.whole_fit import curved_sheet
 
@@ -195,7 +195,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
     rows = [] if options.quick or options.fresh else earlier_rows("dimension", {})
     done = {(row["method"], row["data"], row["dimension"], row["features"]) for row in rows}
-    new = 20 if options.quick else 100
+    new = 30 if options.quick else 100
     methods = ["GEODE", *(RIVALS if is_installed("skdim") else ())]
 
     def record(data: str, dimension: str, x: np.ndarray, truth: np.ndarray | None, fit: dict[str, Any]) -> None:
@@ -216,12 +216,12 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
                 write_result("dimension", {}, rows)
 
     quick_fit = {
-        "dictionary": geode_jax.DictionarySettings(num_trees=1),
+        "dictionary": geode_jax.DictionarySettings(**QUICK_DICTIONARY),
         "sampler": geode_jax.SamplerSettings(num_warmup=150, num_samples=50),
     }
     for num_features in (100,) if options.quick else (500, 5000):
         for dimension in (2,) if options.quick else (5, 10, 50):
-            x = linear_rows(rng, 520 if options.quick else 600 + new, num_features, dimension)
+            x = linear_rows(rng, 150 if options.quick else 600 + new, num_features, dimension)
             record("linear", str(dimension), x, np.full(len(x), dimension), quick_fit if options.quick else {})
     if not options.quick:
         record("mixture", "3, 5, 7", *mixture_rows(rng, 1000 + new, 10_000, (3, 5, 7)), {})

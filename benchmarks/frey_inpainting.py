@@ -17,7 +17,15 @@ import jax
 import numpy as np
 
 import geode_jax
-from benchmarks.common import blas_on_all_cores, earlier_rows, load_frey, timed, write_result
+from benchmarks.common import (
+    QUICK_DICTIONARY,
+    QUICK_SWEEPS,
+    blas_on_all_cores,
+    earlier_rows,
+    load_frey,
+    timed,
+    write_result,
+)
 from benchmarks.rivals import (
     PixelProcess,
     RowProcess,
@@ -47,15 +55,16 @@ def split(frames: np.ndarray, seed: int, num_test: int) -> tuple[np.ndarray, np.
 
 def sized_split(frames: np.ndarray, seed: int, quick: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     train, test, masked = split(frames, seed, 8 if quick else 965)
-    return train[:150] if quick else train, test, masked
+    return train[:120] if quick else train, test, masked
 
 
 def configurations(quick: bool) -> dict[str, dict[str, Any]]:
-    sweeps = {"num_warmup": 20, "num_samples": 20} if quick else {}
-    own = geode_jax.DictionarySettings(num_trees=1, max_rank=5, depth=2) if quick else geode_jax.DictionarySettings()
+    sweeps = QUICK_SWEEPS if quick else {}
+    own = geode_jax.DictionarySettings(**(QUICK_DICTIONARY if quick else {}))
+    published = {"max_rank": 3, "depth": 2} if quick else {"max_rank": 20, "depth": 4}
     return {
         "published": {
-            "dictionary": geode_jax.DictionarySettings.published(max_rank=5 if quick else 20, depth=4),
+            "dictionary": geode_jax.DictionarySettings.published(**published),
             "prior": geode_jax.Prior.published(),
             "sampler": dataclasses.replace(geode_jax.SamplerSettings.published(), **sweeps),
         },

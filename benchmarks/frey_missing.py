@@ -18,7 +18,16 @@ from sklearn.experimental import enable_iterative_imputer  # noqa: F401  (makes 
 from sklearn.impute import IterativeImputer, KNNImputer, SimpleImputer
 
 import geode_jax
-from benchmarks.common import ROOT, blas_on_all_cores, earlier_rows, load_frey, timed, write_result
+from benchmarks.common import (
+    QUICK_DICTIONARY,
+    QUICK_SWEEPS,
+    ROOT,
+    blas_on_all_cores,
+    earlier_rows,
+    load_frey,
+    timed,
+    write_result,
+)
 from benchmarks.frey_inpainting import split
 from benchmarks.tables import load
 from geode_jax.learning.first_fill import hold_out
@@ -36,8 +45,8 @@ def hide(rows: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 def geode(train: np.ndarray, masked: np.ndarray, seed: int, quick: bool) -> tuple[Any, dict[str, float], Any]:
     times: dict[str, float] = {}
-    own = geode_jax.DictionarySettings(num_trees=1, max_rank=5, depth=1) if quick else geode_jax.DictionarySettings()
-    sweeps = {"num_warmup": 20, "num_samples": 20} if quick else {}
+    own = geode_jax.DictionarySettings(**(QUICK_DICTIONARY if quick else {}))
+    sweeps = QUICK_SWEEPS if quick else {}
     with timed(times, "stage_one_seconds"):
         forest = geode_jax.learn_forest(jax.random.key(seed), train, dictionary=own)
     with timed(times, "sampler_seconds"):
@@ -194,7 +203,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
 
     for seed in options.seeds[:1] if options.quick else options.seeds:
         train, test, masked = split(frames, seed, 8 if options.quick else 965)
-        train = train[:150] if options.quick else train
+        train = train[:80] if options.quick else train
         for share in SHARES:
             if ("GEODE", share, seed) in done:
                 continue

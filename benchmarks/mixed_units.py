@@ -24,7 +24,7 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 
 import geode_jax
-from benchmarks.common import is_installed, write_result
+from benchmarks.common import QUICK_DICTIONARY, QUICK_SWEEPS, is_installed, write_result
 from benchmarks.rivals import factor_analysis, shrunk_gaussian
 from benchmarks.tables import load, mean_of, table
 from geode_jax.demo.baselines import fit_gaussian_mixture
@@ -74,10 +74,12 @@ def held_out_nats(
     scaled, scaled_test = train / deviation, test / deviation
     sizes = dict.fromkeys(min(size, len(train) // 20) for size in (1, 2, 3, 4, 6, 8))
     ranks = range(1, train.shape[1])
-    sampler = geode_jax.SamplerSettings(**({"num_warmup": 10, "num_samples": 10} if quick else {}))
+    dictionary = geode_jax.DictionarySettings(**(QUICK_DICTIONARY if quick else {}))
+    sampler = geode_jax.SamplerSettings(**(QUICK_SWEEPS if quick else {}))
 
     def ours(rows: np.ndarray, new: np.ndarray) -> np.ndarray:
-        return geode_jax.log_density(geode_jax.fit(jax.random.key(seed), rows, sampler=sampler), new)
+        posterior = geode_jax.fit(jax.random.key(seed), rows, dictionary=dictionary, sampler=sampler)
+        return geode_jax.log_density(posterior, new)
 
     methods = {
         OURS: lambda: ours(train, test),

@@ -33,7 +33,7 @@ import numpy as np
 from scipy import special
 
 import geode_jax
-from benchmarks.common import load_frey, write_result
+from benchmarks.common import QUICK_DICTIONARY, QUICK_SWEEPS, load_frey, write_result
 from benchmarks.sweep import synthetic_problem
 from benchmarks.swiss_roll import make_roll
 from benchmarks.tables import load
@@ -55,7 +55,7 @@ VARIANTS = {
 
 def data_sets(quick: bool, folder: str | None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(name, training rows, held-out rows)."""
-    roll, _ = make_roll(400 if quick else 2500, "flat", 0)
+    roll, _ = make_roll(170 if quick else 2500, "flat", 0)
     held_out = 50 if quick else 500
     yield "Swiss roll", roll[held_out:], roll[:held_out]
     if not quick:
@@ -251,12 +251,12 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--data", help="folder with frey_faces.npz")
     options = parser.parse_args(arguments)
-    lengths = {"num_warmup": 50, "num_samples": 50} if options.quick else {"num_warmup": 1000, "num_samples": 1000}
+    lengths = QUICK_SWEEPS if options.quick else {"num_warmup": 1000, "num_samples": 1000}
     rows = []
     titles = ("joint R-hat", "worst", "densities", "ESS worst", "densities", "per s", "average", "stacked")
     print(f"{'data':<12}{'conditionals':<26}" + "".join(f"{title:>12}" for title in titles))
     for name, train, held_out in data_sets(options.quick, options.data):
-        dictionary = geode_jax.DictionarySettings(num_trees=1, max_rank=10 if options.quick else None)
+        dictionary = geode_jax.DictionarySettings(**(QUICK_DICTIONARY if options.quick else {"num_trees": 1}))
         forest = geode_jax.learn_forest(jax.random.key(0), train, dictionary=dictionary)
         variants: dict[str, dict[str, Any]] = {**VARIANTS}
         if name == "Frey faces":

@@ -19,7 +19,7 @@ import numpy as np
 
 import geode_jax
 from benchmarks import mixed_units
-from benchmarks.common import gain_of, write_result
+from benchmarks.common import QUICK_DICTIONARY, QUICK_SWEEPS, gain_of, write_result
 from benchmarks.tables import load
 from benchmarks.whole_fit import curved_sheet
 
@@ -40,8 +40,8 @@ def measure(x: np.ndarray, seed: int, missing: float, quick: bool) -> dict[str, 
     if missing > 0.0:
         train = np.where(rng.random(train.shape) < missing, np.nan, train)
         train = train[~np.isnan(train).all(axis=1)]
-    dictionary = geode_jax.DictionarySettings(num_trees=1) if quick else None
-    sampler = geode_jax.SamplerSettings(num_warmup=20, num_samples=20) if quick else None
+    dictionary = geode_jax.DictionarySettings(**QUICK_DICTIONARY) if quick else None
+    sampler = geode_jax.SamplerSettings(**QUICK_SWEEPS) if quick else None
     forest = geode_jax.learn_forest(jax.random.key(seed), train, dictionary=dictionary)
     found = {}
     for name, prior in PRIORS.items():

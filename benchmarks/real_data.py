@@ -20,7 +20,15 @@ import numpy as np
 from sklearn.datasets import load_sample_image
 
 import geode_jax
-from benchmarks.common import blas_on_all_cores, earlier_rows, is_installed, timed, write_result
+from benchmarks.common import (
+    QUICK_DICTIONARY,
+    QUICK_SWEEPS,
+    blas_on_all_cores,
+    earlier_rows,
+    is_installed,
+    timed,
+    write_result,
+)
 from benchmarks.rivals import (
     RowProcess,
     best_on_held_out,
@@ -86,7 +94,7 @@ def bricks() -> Rows:
 def data_sets(quick: bool) -> dict[str, Callable[[], Rows]]:
     """Training and held-out rows by name."""
     if quick:
-        return {"flower, 4 x 4": lambda: patches(load_sample_image("flower.jpg"), 4, 200, 20)}
+        return {"flower, 4 x 4": lambda: patches(load_sample_image("flower.jpg"), 4, 120, 20)}
     found: dict[str, Callable[[], Rows]] = {}
     if is_installed("skimage"):
         found |= {"LFW faces": faces, "bricks, 24 x 24": bricks}
@@ -102,8 +110,8 @@ def data_sets(quick: bool) -> dict[str, Callable[[], Rows]]:
 def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
     """Models of the training rows by name."""
     num_rows, num_features = train.shape
-    dictionary = geode_jax.DictionarySettings(num_trees=1) if quick else None
-    sampler = geode_jax.SamplerSettings(num_warmup=20, num_samples=20) if quick else None
+    dictionary = geode_jax.DictionarySettings(**QUICK_DICTIONARY) if quick else None
+    sampler = geode_jax.SamplerSettings(**QUICK_SWEEPS) if quick else None
     ranks = [rank for rank in (5, 10, 20, 40, 80, 160, 320) if rank < min(0.7 * num_rows, num_features)]
     shapes = [
         (k, d) for k, d in ((2, 40), (4, 40), (8, 20), (16, 10)) if 4 * k * d <= num_rows and 2 * d < num_features

@@ -17,7 +17,7 @@ import numpy as np
 
 import geode_jax
 from benchmarks import mixed_units
-from benchmarks.common import gain_of, write_result
+from benchmarks.common import QUICK_DICTIONARY, QUICK_SWEEPS, gain_of, write_result
 from benchmarks.tables import load
 
 TABLES = "iris", "wine", "diabetes, repeated values spread", "breast cancer"
@@ -30,10 +30,11 @@ def measure(x: np.ndarray, seed: int, quick: bool) -> dict[str, tuple[float, flo
     order = np.random.default_rng(seed).permutation(len(x))
     cut = len(x) // 5
     train, test = x[order[cut:]], x[order[:cut]]
-    sampler = geode_jax.SamplerSettings(num_warmup=20, num_samples=20) if quick else None
+    sampler = geode_jax.SamplerSettings(**QUICK_SWEEPS) if quick else None
     found = {}
     for name, refines in CUTS.items():
-        dictionary = geode_jax.DictionarySettings(num_trees=2 if quick else 8, refined_cuts=refines)
+        own = QUICK_DICTIONARY | {"num_trees": 2} if quick else {}  # of one tree no cut is refined
+        dictionary = geode_jax.DictionarySettings(**own, refined_cuts=refines)
         start = time.perf_counter()
         posterior = geode_jax.fit(jax.random.key(seed), train, dictionary=dictionary, sampler=sampler)
         seconds = time.perf_counter() - start

@@ -37,7 +37,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 import geode_jax
-from benchmarks.common import RESULTS, blas_on_all_cores, earlier_rows, write_result
+from benchmarks.common import QUICK_DICTIONARY, QUICK_SWEEPS, RESULTS, blas_on_all_cores, earlier_rows, write_result
 from benchmarks.tables import load, table
 
 NUM_TRAIN, NUM_NEW = 500, 100
@@ -207,7 +207,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--fresh", action="store_true", help="forget what earlier runs wrote")
     options = parser.parse_args(arguments)
     num_features, num_train = (40, 120) if options.quick else (options.features, NUM_TRAIN)
-    fit = {"num_trees": 1, "num_warmup": 10, "num_samples": 10} if options.quick else {"num_trees": 2}
+    fit = QUICK_DICTIONARY | QUICK_SWEEPS if options.quick else {"num_trees": 2}
     suffix = "" if num_features == 5000 else f"_{num_features}"
     settings = {"features": num_features, "train": num_train, "fit": fit}
     rows = [] if options.quick or options.fresh else earlier_rows(f"scenarios{suffix}", settings)

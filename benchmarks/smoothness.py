@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import geode_jax
-from benchmarks.common import write_result
+from benchmarks.common import QUICK_DICTIONARY, QUICK_SWEEPS, write_result
 from benchmarks.dimension import mixture_rows
 from benchmarks.tables import load
 from geode_jax.partition.metis import Partition, partition_rows
@@ -113,8 +113,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
     parser.add_argument("--replicates", type=int, default=20)
     options = parser.parse_args(arguments)
-    num_features, num_train, num_new = (60, 150, 30) if options.quick else (10_000, 1000, 100)
-    fit = {"num_trees": 1, "num_warmup": 10, "num_samples": 10} if options.quick else {"num_trees": 4}
+    num_features, num_train, num_new = (60, 120, 30) if options.quick else (10_000, 1000, 100)
+    fit = QUICK_DICTIONARY | QUICK_SWEEPS if options.quick else {"num_trees": 4}
     rows = []
     for replicate in range(1 if options.quick else options.replicates):
         rng = np.random.default_rng(replicate)

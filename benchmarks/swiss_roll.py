@@ -23,7 +23,7 @@ from sklearn.mixture import GaussianMixture
 from threadpoolctl import threadpool_limits
 
 import geode_jax
-from benchmarks.common import coverage, earlier_rows, write_result
+from benchmarks.common import QUICK_DICTIONARY, QUICK_SWEEPS, coverage, earlier_rows, write_result
 from benchmarks.rivals import best_on_held_out, low_rank_mixture, mixture_on_components
 from benchmarks.tables import load, mean_of
 from geode_jax.demo.baselines import fit_probabilistic_pca
@@ -79,13 +79,13 @@ def pca_mixture(train: np.ndarray, test: np.ndarray, rank: int, components: int)
 
 def ours(train: np.ndarray, test: np.ndarray, seed: int, name: str, quick: bool) -> dict[str, Any]:
     """Fit one configuration; its nats, coverage, dimension and span."""
-    sweeps = {"num_warmup": 10, "num_samples": 10} if quick else {}
+    sweeps = QUICK_SWEEPS if quick else {}
     settings = {
         "published": geode_jax.DictionarySettings.published(),
         "default": geode_jax.DictionarySettings(),
     }[name]
     if quick:
-        settings = dataclasses.replace(settings, num_trees=1, max_rank=5, depth=2)
+        settings = dataclasses.replace(settings, **QUICK_DICTIONARY)
     is_published = name == "published"
     prior = geode_jax.Prior.published() if is_published else None
     sampler = geode_jax.SamplerSettings.published() if is_published else geode_jax.SamplerSettings()
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     rows = [] if options.quick or options.fresh else earlier_rows("swiss_roll", settings)
     done = {(row["shape"], row["method"], row["split"]) for row in rows}
     for shape in ("flat", "bent"):
-        x, directions = make_roll(300 if options.quick else 3000, shape, 0)
+        x, directions = make_roll(160 if options.quick else 3000, shape, 0)
         for split in range(1 if options.quick else 5):
             order = np.random.default_rng(split).permutation(len(x))
             cut = int(0.8 * len(x))

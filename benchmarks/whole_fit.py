@@ -19,7 +19,7 @@ import numpy as np
 from sklearn.datasets import load_digits, load_iris, load_sample_image, make_swiss_roll
 
 import geode_jax
-from benchmarks.common import alone, blas_on_all_cores, load_frey, timed, write_result
+from benchmarks.common import QUICK_DICTIONARY, QUICK_SWEEPS, alone, blas_on_all_cores, load_frey, timed, write_result
 from benchmarks.real_data import patches
 from benchmarks.tables import load, table
 from geode_jax.demo.baselines import fit_gaussian_mixture, fit_probabilistic_pca
@@ -56,13 +56,14 @@ def ours(name: str, folder: str | None, quick: bool) -> dict[str, Any]:
     train, test = rows_of(name, folder)
     if not quick:
         jax.config.update("jax_enable_compilation_cache", False)
-    sampler = geode_jax.SamplerSettings(**({"num_warmup": 10, "num_samples": 10} if quick else {}))
+    dictionary = geode_jax.DictionarySettings(**(QUICK_DICTIONARY if quick else {}))
+    sampler = geode_jax.SamplerSettings(**(QUICK_SWEEPS if quick else {}))
     times: dict[str, float] = {}
     with timed(times, "fit, first"):
-        posterior = geode_jax.fit(jax.random.key(0), train, sampler=sampler)
+        posterior = geode_jax.fit(jax.random.key(0), train, dictionary=dictionary, sampler=sampler)
     key_forest, key_sample = jax.random.split(jax.random.key(0))  # as `fit` does: the same forest and draws
     with timed(times, "stage one, again"):
-        forest = geode_jax.learn_forest(key_forest, train)
+        forest = geode_jax.learn_forest(key_forest, train, dictionary=dictionary)
     with timed(times, "sampler, again"):
         geode_jax.sample_posterior(key_sample, forest, sampler=sampler)
     few = test[:MOST_FILLED]

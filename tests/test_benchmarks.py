@@ -75,6 +75,12 @@ from geode_jax.settings import SliceMembership
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(autouse=True)
+def _one_core(monkeypatch):
+    """Rivals use the core that a worker of the tests has: threads on all cores would wait for other workers."""
+    monkeypatch.setattr("benchmarks.common.cpu_count", lambda: 1)
+
+
 def _needs(name):
     """Skip where a data file is not at hand: it is not ours to ship."""
     try:
