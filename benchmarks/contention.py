@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import cross_val_score
 
 import geode_jax
-from benchmarks.common import write_result
+from benchmarks.common import QUICK_DICTIONARY, write_result
 from benchmarks.tables import load, table
 
 TASKS = ("stage one", "fit", "fit, rows half hidden", "density", "density, rows half hidden", "impute_mean", "impute")
@@ -34,10 +34,11 @@ SPAWN = multiprocessing.get_context("spawn")
 def task(name: str, *, quick: bool) -> Callable[[], Any]:
     """A call of the given task, after what it needs."""
     x = load_digits().data.astype(np.float32)
-    train, test = x[:800], x[1000:1100]
+    train, test = x[: 120 if quick else 800], x[1000:1100]
     hidden = np.where(np.random.default_rng(0).random(test.shape) < 0.5, np.nan, test)
     sweeps = 10 if quick else 100
-    dictionary = geode_jax.DictionarySettings(num_trees=2, max_rank=32, depth=2 if quick else None)
+    size = QUICK_DICTIONARY if quick else {"num_trees": 2, "max_rank": 32}
+    dictionary = geode_jax.DictionarySettings(**size)
     sampler = geode_jax.SamplerSettings(num_warmup=sweeps, num_samples=sweeps, segment_length=sweeps)
     key = jax.random.key(0)
     if name == "stage one":

@@ -25,7 +25,6 @@ from sklearn.neighbors import KernelDensity
 
 import geode_jax
 from benchmarks.common import (
-    QUICK_DICTIONARY,
     QUICK_SWEEPS,
     blas_on_all_cores,
     coverage,
@@ -56,12 +55,12 @@ def fit_ours(train: np.ndarray, seed: int, name: str, quick: bool) -> geode_jax.
     sweeps = QUICK_SWEEPS if quick else {}
     sampler, prior = geode_jax.SamplerSettings(**sweeps), None
     if name == "published":
-        stage_one = geode_jax.DictionarySettings.published(max_rank=20, depth=4)
+        size = {"max_rank": 3, "depth": 2} if quick else {"max_rank": 20, "depth": 4}
+        stage_one = geode_jax.DictionarySettings.published(**size)
         sampler = dataclasses.replace(geode_jax.SamplerSettings.published(), **sweeps)
         prior = geode_jax.Prior.published()
     else:
-        own = {"num_trees": 1} if name == "one tree" else {}
-        stage_one = geode_jax.DictionarySettings(**(QUICK_DICTIONARY if quick else own))
+        stage_one = geode_jax.DictionarySettings(num_trees=1) if name == "one tree" else None
     return geode_jax.fit(jax.random.key(seed), train, dictionary=stage_one, prior=prior, sampler=sampler)
 
 

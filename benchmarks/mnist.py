@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         train, labels, test, truth = train[:50000], labels[:50000], train[50000:], labels[50000:]
     sweeps = SWEEPS
     if options.quick:
-        train, labels, test, truth = train[:900], labels[:900], test[:100], truth[:100]
+        train, labels, test, truth = train[:500], labels[:500], test[:100], truth[:100]
         sweeps = {"num_warmup": 5, "num_samples": 5, "num_trees": 1, "depth": 1}
     if options.deskew:
         train, test = deskewed(train), deskewed(test)

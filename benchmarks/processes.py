@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         return []
     if options.large:
         return [large((options.rows or [LARGE_ROWS])[0])]
-    sizes, numbers = ((2000,), (2,)) if options.quick else (options.rows or SIZES, options.processes)
+    sizes, numbers = ((600,), (2,)) if options.quick else (options.rows or SIZES, options.processes)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:

@@ -184,7 +184,7 @@ def keys(seed, count):
 
 
 def in_parts(run, size, *chains):
-    """What a program for at most `size` chains makes of all of them, so that it is compiled once for any number."""
+    """What a program makes of all chains, `size` at a time: it is compiled once for every multiple of `size`."""
     number = jax.tree.leaves(chains)[0].shape[0]
     parts = [slice(first, first + size) for first in range(0, number, size)]
     ends = [run(*jax.tree.map(lambda leaf, part=part: leaf[part], chains)) for part in parts]

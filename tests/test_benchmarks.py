@@ -1,12 +1,13 @@
 """Benchmarks run at their tiny size; those whose data are not at hand are skipped."""
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
-from unittest.mock import create_autospec
+from unittest.mock import MagicMock, create_autospec
 
 import jax
 import numpy as np
@@ -379,6 +380,7 @@ def test_whole_fit():
 @pytest.mark.slow
 def test_choices():
     rows = choices.main(["--quick"])
+    assert rows
     assert np.isfinite([row["score_gain"] for row in rows]).all()
 
 
@@ -476,28 +478,43 @@ def test_truncated_gamma():
 
 
 def test_proofs(monkeypatch):
-    """Statistics of the four proofs, which have files of their own, against their limits."""
+    """The limits of `benchmarks.proofs`, with stand-ins for the four proofs, which have test files of their own."""
     from benchmarks import proofs
 
-    found = {"identity_gap": 0.0, "draw_p": 1.0, "joint_z": 3.0, "calibration_p": 60.0}
+    bug, planted, found = "slice without division", MagicMock(), {}
+    monkeypatch.setitem(proofs.bugs.BUGS, bug, lambda: planted)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests' programs
 
     def stand_in(module, name, value):
-        monkeypatch.setattr(module, name, create_autospec(getattr(module, name), side_effect=lambda *_, **__: value()))
+        stand_in = create_autospec(inspect.unwrap(getattr(module, name)), side_effect=lambda *_, **__: value())
+        monkeypatch.setattr(module, name, stand_in)
+        return stand_in
 
-    stand_in(proofs.identity, "relative_gap", lambda: found["identity_gap"])
-    stand_in(proofs.draws, "smallest_p_value", lambda: found["draw_p"])
-    stand_in(proofs.joint, "z_scores", lambda: (np.array([0.0, -found["joint_z"]]), 4.5))
-    stand_in(proofs.calibration, "p_values", lambda: np.full(60, found["calibration_p"] / 60))
-    (row,) = proofs.main(["--quick"])
-    assert row.items() > found.items()
-    assert not any(row[name] for name in proofs.TESTS)
-    seen = {"identity_gap": 1.0, "draw_p": 1e-9, "joint_z": np.inf, "calibration_p": 1e-9}
-    for name, value in seen.items():
-        with monkeypatch.context() as one:
-            one.setitem(found, name, value)
-            row = proofs.examine("slice without division", published=False, quick=True)
-        assert [test for test in proofs.TESTS if row[test]] == [name.rpartition("_")[0]]
-        assert proofs.joint.z_scores.call_args.args[1] == SliceMembership()
+    def under_the_bug(name):
+        assert not planted.__enter__.called or not planted.__exit__.called
+        return found[name]
+
+    stand_in(proofs.identity, "relative_gap", lambda: under_the_bug("identity_gap"))
+    stand_in(proofs.draws, "smallest_p_value", lambda: under_the_bug("draw_p"))
+    joint = stand_in(proofs.joint, "z_scores", lambda: (np.array([0.0, -found["joint_z"]]), 4.5))
+    ranks = stand_in(proofs.calibration, "p_values", lambda: np.full(64, found["calibration_p"] / 64))
+
+    def caught(bug):
+        planted.reset_mock()
+        row = proofs.examine(bug, published=False, quick=True) if bug else proofs.main(["--quick"])[0]
+        assert row.items() > found.items()
+        assert planted.__enter__.called == (bug is not None)
+        return [test for test in proofs.TESTS if row[test]]
+
+    tolerance, draw, calibrated = proofs.identity.TOLERANCE, proofs.draws.LEVEL, proofs.calibration.LEVEL
+    within = {"identity_gap": 0.9 * tolerance, "draw_p": 1.1 * draw, "joint_z": 4.4, "calibration_p": 1.1 * calibrated}
+    beyond = {"identity_gap": tolerance, "draw_p": draw, "joint_z": 4.5, "calibration_p": 0.9 * calibrated}
+    found |= within
+    assert caught(None) == []
+    for name, value in beyond.items():
+        found |= within | {name: value}
+        assert caught(bug) == [name.rpartition("_")[0]]
+        assert joint.call_args.args[1:3] == ranks.call_args.args[1:3] == (SliceMembership(), bug)
 
 
 def test_seconds_of_the_summary():

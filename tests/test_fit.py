@@ -5,6 +5,7 @@ import functools
 import pickle
 import warnings
 import zipfile
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -20,7 +21,7 @@ import geode_jax
 from geode_jax.fitting import memory
 from geode_jax.forest.plan import Plan
 from geode_jax.gibbs import chain as chain_module
-from geode_jax.gibbs import rank
+from geode_jax.gibbs import rank, run
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Adaptation, Draw
 from geode_jax.model.found import Found
@@ -289,6 +290,23 @@ def test_dimension_odds():
     sums = NodeSums(jnp.full(255, 200.0), jnp.zeros(255), jnp.asarray(bent.sum(axis=1), jnp.float32))
     odds = rank.log_dimension_odds(sums, jnp.zeros(8), jnp.ones((255, 2), bool), tree_from_mask(np.ones(255, bool)))
     assert (np.asarray(odds).argmax(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 3), (2, 1), (2, 3)], ids=str)
+def test_an_axis_of_one_is_no_batch_axis(sizes):
+    """And gives what it gives as one."""
+
+    def function(key, chain, problem):
+        return {"key": key, "sum": chain + problem["scale"] * jax.random.normal(key, chain.shape)}, problem["row"]
+
+    keys = jax.random.split(jax.random.key(0), sizes)
+    chains, problems = jnp.ones((*sizes, 4)), {"scale": jnp.arange(sizes[0]) + 2.0, "row": jnp.ones((sizes[0], 3))}
+    found = run._of_all_chains(function, keys, chains, problems)
+    expected = jax.vmap(jax.vmap(function, in_axes=(0, 0, None)))(keys, chains, problems)
+    assert eqx.tree_equal(found, expected)
+    with mock.patch.object(jax, "vmap", wraps=jax.vmap) as batched:
+        run._of_all_chains(function, keys, chains, problems)
+    assert batched.call_count == sum(size > 1 for size in sizes)
 
 
 def test_the_sweep_is_traced_once(data, monkeypatch):

@@ -229,9 +229,10 @@ def _starts(num_chains):
 
 
 @functools.cache
-def _program(bug, num_rounds=4):
-    """Three sweeps after fresh data: the drawn statistics must reach the parameters before they are replaced.
+def _program(bug):
+    """Functions of the joint at the chains' ends, from their starts and keys.
 
+    Three sweeps after fresh data, four times: the drawn statistics must reach the parameters before they are replaced.
     It is traced, with the bug, when it is first called.
     """
 
@@ -248,7 +249,7 @@ def _program(bug, num_rounds=4):
             return (bare, state.partial.node, state.partial.turn), _functions(problem, state)
 
         start = state, node, jnp.zeros((), jnp.int32)
-        return jax.lax.scan(one_round, start, jax.random.split(key, num_rounds))[1][-1]
+        return jax.lax.scan(one_round, start, jax.random.split(key, 4))[1][-1]
 
     return jax.jit(jax.vmap(chain), compiler_options=small.OPTIMISED)
 

@@ -1,4 +1,4 @@
-"""Many sweeps: a scan in segments, chains and trees as batch axes, draws streamed to the host."""
+"""Many sweeps: a scan in segments, several chains and trees as batch axes, draws streamed to the host."""
 
 import contextlib
 from collections.abc import Callable
@@ -119,8 +119,8 @@ def _of_all_chains(function: Callable[..., Result], keys: KeyArray, *rest: Any) 
 def _vmapped(function: Callable[..., Result], in_axes: tuple[int | None, ...], size: int) -> Callable[..., Result]:
     """``jax.vmap`` over a leading axis of this size.
 
-    An axis of one is taken away and put back instead: JAX takes about as long again to trace a program for every batch
-    axis that it has, and fits have one chain unless told otherwise.
+    An axis of one is taken away and put back instead: every ``jax.vmap`` adds about as much time to trace as the
+    function itself takes, and fits have one chain unless told otherwise.
     """
     if size > 1:
         return jax.vmap(function, in_axes=in_axes)
