@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks import (
     candidates,
+    changes,
     choices,
     compile_time,
     contention,
@@ -495,6 +496,7 @@ def render_details() -> str:
         "",
         *OLDER,
         "",
+        *_section(changes),
         _FRONTS,
         "",
     ]

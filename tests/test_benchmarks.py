@@ -20,6 +20,7 @@ from sklearn.linear_model import LinearRegression
 import geode_jax
 from benchmarks import (
     candidates,
+    changes,
     choices,
     compile_time,
     contention,
@@ -528,6 +529,24 @@ def test_seconds_of_the_summary():
     assert readme._typical_seconds(rows, "ours", fits) == 2.0
     assert readme._typical_seconds(rows, "ours", filled) == 5.0
     assert readme._typical_seconds(rows, "rival", filled) == 7.0
+
+
+def test_changes():
+    """More density is a gain and more error is none; of splits those of both, and of methods our default."""
+
+    def record(method, nats, mae, *splits):
+        return [{"method": method, "data": "iris", "split": split, "nats": nats, "mae": mae} for split in splits]
+
+    before, now = record("GEODE", -2.0, 0.5, 0, 1, 2), record("GEODE", -1.0, 0.75, 1, 2, 3)
+    rows = changes.compare(before + record("rival", 0.0, 0.0, 1), now + record("rival", 9.0, 9.0, 1), ("data",))
+    found = {row["what"]: row for row in rows}
+    assert {row["data"] for row in found.values()} == {"iris"}
+    assert {what: row["gain"] for what, row in found.items()} == {"held-out nats": 1.0, "mean abs. error": -0.25}
+    assert {row["splits"] for row in found.values()} == {2}
+    assert {row["gain_se"] for row in found.values()} == {0.0}
+    rows = changes.main(["--quick"])
+    assert {row["experiment"] for row in rows} == set(changes.EXPERIMENTS)
+    assert {row["gain"] for row in rows} == {0.0}
 
 
 def test_readme_shows_the_committed_results():

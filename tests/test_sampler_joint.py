@@ -94,12 +94,22 @@ def compare(before, after):
     """(z statistics of the means of all functions and their products, the limit for the largest of them)."""
     before, after = (np.asarray(part, np.float64) for part in (before, after))
     centre, spread = before.mean(axis=0), before.std(axis=0)
-    before, after = (before - centre) / spread, (after - centre) / spread
-    first, second = np.triu_indices(before.shape[1])
-    before, after = (np.hstack([part, part[:, first] * part[:, second]]) for part in (before, after))
-    error = np.sqrt((before.var(axis=0) + after.var(axis=0)) / before.shape[0])
-    z = (after.mean(axis=0) - before.mean(axis=0)) / error
+    (mean_before, variance_before), (mean_after, variance_after) = (
+        _moments((part - centre) / spread) for part in (before, after)
+    )
+    z = (mean_after - mean_before) / np.sqrt((variance_before + variance_after) / len(before))
     return z, stats.norm.isf(0.5 * LEVEL / z.size)
+
+
+def _moments(values):
+    """Means of all columns and of their products, and the variances, by products of matrices."""
+    pairs = np.triu_indices(values.shape[1])
+
+    def means(values):
+        return np.concatenate([values.mean(axis=0), (values.T @ values / len(values))[pairs]])
+
+    found = means(values)
+    return found, means(np.square(values)) - np.square(found)
 
 
 @pytest.mark.parametrize(
