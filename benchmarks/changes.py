@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import RESULTS, ROOT, write_result
+from benchmarks.common import RESULTS, ROOT, gain_of, write_result
 from benchmarks.tables import load, table
 
 SINCE = "f869e08"  # of 2026-11-24
@@ -74,18 +74,12 @@ def compare(
         both = sorted(values.keys() & old.get((name, data), {}).keys())
         if not both:
             continue
-        pairs = np.array([(old[name, data][split], values[split]) for split in both])
-        gains = (pairs[:, 1] - pairs[:, 0]) * (1.0 if LOSSES[name][1] else -1.0)
-        error = gains.std(ddof=1) / np.sqrt(len(both)) if len(both) > 1 else None
-        yield {
-            "data": data,
-            "what": LOSSES[name][0],
-            "splits": len(both),
-            "before": float(pairs[:, 0].mean()),
-            "now": float(pairs[:, 1].mean()),
-            "gain": float(gains.mean()),
-            "gain_se": None if error is None else float(error),
-        }
+        before_and_now = [[of[split] for split in both] for of in (old[name, data], values)]
+        what, more_is_better = LOSSES[name]
+        first, second = reversed(before_and_now) if more_is_better else before_and_now
+        gain = gain_of(first, second) if len(both) > 1 else {"gain": first[0] - second[0], "gain_se": None}
+        means = dict(zip(("before", "now"), map(float, np.mean(before_and_now, axis=1)), strict=True))
+        yield {"data": data, "what": what, "splits": len(both), **means, **gain}
 
 
 def printed(value: float) -> str:

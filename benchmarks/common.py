@@ -25,7 +25,8 @@ import geode_jax
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 # Small fits of quick runs. Those of one chain to 65 to 128 complete rows share one compiled sampler.
-QUICK_DICTIONARY = {"num_trees": 1, "max_rank": 3, "depth": 2}
+QUICK_SIZE = {"max_rank": 3, "depth": 2}
+QUICK_DICTIONARY = {"num_trees": 1, **QUICK_SIZE}
 QUICK_SWEEPS = {"num_warmup": 20, "num_samples": 20}
 _PACKAGES = ("geode-jax", "jax", "jaxlib", "numpy", "scipy", "scikit-learn", "equinox", "pymetis", "pynndescent")
 

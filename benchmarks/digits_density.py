@@ -25,6 +25,7 @@ from sklearn.neighbors import KernelDensity
 
 import geode_jax
 from benchmarks.common import (
+    QUICK_SIZE,
     QUICK_SWEEPS,
     blas_on_all_cores,
     coverage,
@@ -55,7 +56,7 @@ def fit_ours(train: np.ndarray, seed: int, name: str, quick: bool) -> geode_jax.
     sweeps = QUICK_SWEEPS if quick else {}
     sampler, prior = geode_jax.SamplerSettings(**sweeps), None
     if name == "published":
-        size = {"max_rank": 3, "depth": 2} if quick else {"max_rank": 20, "depth": 4}
+        size = QUICK_SIZE if quick else {"max_rank": 20, "depth": 4}
         stage_one = geode_jax.DictionarySettings.published(**size)
         sampler = dataclasses.replace(geode_jax.SamplerSettings.published(), **sweeps)
         prior = geode_jax.Prior.published()

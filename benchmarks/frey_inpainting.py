@@ -19,6 +19,7 @@ import numpy as np
 import geode_jax
 from benchmarks.common import (
     QUICK_DICTIONARY,
+    QUICK_SIZE,
     QUICK_SWEEPS,
     blas_on_all_cores,
     earlier_rows,
@@ -61,7 +62,7 @@ def sized_split(frames: np.ndarray, seed: int, quick: bool) -> tuple[np.ndarray,
 def configurations(quick: bool) -> dict[str, dict[str, Any]]:
     sweeps = QUICK_SWEEPS if quick else {}
     own = geode_jax.DictionarySettings(**(QUICK_DICTIONARY if quick else {}))
-    published = {"max_rank": 3, "depth": 2} if quick else {"max_rank": 20, "depth": 4}
+    published = QUICK_SIZE if quick else {"max_rank": 20, "depth": 4}
     return {
         "published": {
             "dictionary": geode_jax.DictionarySettings.published(**published),

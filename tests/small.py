@@ -184,7 +184,7 @@ def keys(seed, count):
 
 
 def in_parts(run, size, *chains):
-    """What a program makes of all chains, `size` at a time: it is compiled once for every multiple of `size`."""
+    """What a program makes of all chains, `size` at a time: it is compiled once where `size` divides their number."""
     number = jax.tree.leaves(chains)[0].shape[0]
     parts = [slice(first, first + size) for first in range(0, number, size)]
     ends = [run(*jax.tree.map(lambda leaf, part=part: leaf[part], chains)) for part in parts]

@@ -63,7 +63,7 @@ def _starts(num_chains):
     return _start(key_start), key_run, _functions(*_start(small.keys(6, num_chains)))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _program(shrinkage_settings, membership, bug):
     """Chains' ends from their starts and keys; it is traced, with the bug, when it is first called."""
 

@@ -228,7 +228,7 @@ def _starts(num_chains):
     return _start(key_start), key_run, fresh(key_data, *_start(key_other))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _program(bug):
     """Functions of the joint at the chains' ends, from their starts and keys.
 
