@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.common import ROOT, write_result
@@ -40,7 +41,7 @@ from geode_jax.math.rows_in_space import Space, observe_in_space
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.partition.metis import Partition
-from geode_jax.predict.conditional_moments import conditional_summary
+from geode_jax.predict.conditional_moments import conditional_summary, tails
 from geode_jax.predict.nodes import Nodes
 from geode_jax.predict.rows import CANDIDATES, num_seen, num_wanted, observe_rows
 from geode_jax.settings import DictionarySettings, Prior, RankAdaptation, SamplerSettings
@@ -132,8 +133,9 @@ def filling(num_rows: int, num_features: int, max_rank: int, in_space: int | Non
         dictionary = Dictionary(dictionary.tree, centres, bases, dictionary.ranks, num_features - in_space - 1)
 
     def summary(nodes: Any, draws: Any, seen: Any) -> Any:
-        options = {"num_candidates": CANDIDATES, "levels": (0.025, 0.975), "num_wanted": most_missing}
-        return conditional_summary(nodes, draws, None, seen, **options)
+        levels = jnp.asarray(tails((0.025, 0.975)), np.float32)
+        options = {"num_candidates": CANDIDATES, "num_wanted": most_missing}
+        return conditional_summary(nodes, draws, None, levels, seen, **options)
 
     return Program(summary, (Nodes(dictionary, None), draws, seen), 0, 0)
 

@@ -199,13 +199,15 @@ def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name}: expected numbers, got dtype {array.dtype}")
     if array.dtype.kind != "f" or array.dtype.itemsize not in (4, 8):
-        array = array.astype(np.float32 if array.dtype == np.float16 else np.float64)
+        array = array.astype(np.float32 if array.dtype.itemsize <= 2 else np.float64)  # holds all of them
     return array
 
 
 def unmasked(data: Any) -> Any:
-    """A masked array as floats, with NaN for what it hides; anything else as it is."""
-    return np.ma.filled(data.astype(np.float64), np.nan) if isinstance(data, np.ma.MaskedArray) else data
+    """A masked array of real numbers as floats, with NaN for what it hides; anything else as it is."""
+    if not isinstance(data, np.ma.MaskedArray) or data.dtype.kind == "c":
+        return data
+    return np.ma.filled(data.astype(np.float64), np.nan)
 
 
 def without_na(array: Any) -> Any:

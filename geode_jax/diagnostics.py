@@ -149,7 +149,7 @@ def _complaints_about_scales(posterior: Posterior) -> list[str]:
     ]
     count = np.asarray(posterior.draws.count, np.float64).mean(axis=(1, 2))
     by_scale = np.stack([count[:, posterior.dictionary.tree.scale == scale].sum(axis=1) for scale in range(noise.size)])
-    last = int(np.flatnonzero(by_scale.max(axis=1) >= 1.0)[-1])
+    last = int(np.flatnonzero(by_scale.max(axis=1) >= 1.0).max(initial=0))
     if last < noise.size - 1:
         found.append(
             f"scales {last + 1} to {noise.size - 1} hold no row; depth={last} gives the same posterior at less cost"

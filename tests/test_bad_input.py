@@ -74,6 +74,7 @@ FIT_CASES = {
         "X: expected at least two different rows, but all rows are equal",
     ),
     "complex": (X + 1j, TypeError, r"X: expected real numbers, got complex numbers \(complex128\)"),
+    "masked complex": (np.ma.array(X + 1j), TypeError, r"X: expected real numbers, got complex numbers \(complex128\)"),
     "sparse": (sparse.csr_array(X), TypeError, r"X: expected a dense array, got a sparse csr_array; pass X.toarray"),
     "None": (None, ValueError, r"X: expected a 2-D array .* got shape \(\)"),
 }

@@ -43,6 +43,22 @@ def test_the_setting_is_restored_after_an_error():
     assert _threads() == {3}
 
 
+@pytest.mark.parametrize("call", [0, 1])
+def test_the_setting_is_restored_if_it_is_interrupted_while_it_is_made(monkeypatch, call):
+    calls, set_threads = iter(range(1000)), blas._set_threads
+
+    def interrupted(library, number):
+        set_threads(library, number)
+        if next(calls) == call:
+            raise KeyboardInterrupt
+
+    assert len(blas._libraries()) > call
+    monkeypatch.setattr(blas, "_set_threads", interrupted)
+    with pytest.raises(KeyboardInterrupt), one_blas_thread():
+        pass
+    assert _threads() == {3}
+
+
 @pytest.mark.parametrize("first_out", [0, 1])
 def test_blocks_that_overlap_in_several_threads(first_out):
     """The last one to end restores the setting, whichever began first."""

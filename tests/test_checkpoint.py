@@ -130,6 +130,24 @@ def test_interrupted(data):
     assert np.isfinite(geode_jax.log_density(early, data)).all()
 
 
+@pytest.mark.parametrize("leaf", [0, 3])
+def test_interrupted_while_segments_are_joined(data, monkeypatch, leaf):
+    """After the last sweep: all draws are there, some of them joined."""
+    key = jax.random.key(1)
+    whole = geode_jax.fit(key, data, **OPTIONS)
+    calls, join = iter(range(1000)), np.concatenate
+
+    def limited(arrays, axis=0, **more):
+        if axis == 2 and next(calls) == leaf:
+            raise KeyboardInterrupt
+        return join(arrays, axis=axis, **more)
+
+    monkeypatch.setattr(run.np, "concatenate", limited)
+    with pytest.warns(RuntimeWarning, match="has 30 of 30 draws per chain"):
+        found = geode_jax.fit(key, data, **OPTIONS)
+    assert eqx.tree_equal(found.draws, whole.draws)
+
+
 @pytest.mark.parametrize("is_partial", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_segment_is_sent_before_the_draws_of_the_last_are_copied(data, is_partial):
     """Not where its matrices would be factored outside of the limit on threads; and none is sent in vain."""

@@ -210,11 +210,16 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, text("6,2,3,4,5,1\n1,2\n"), str(out)], "line 2: expected 6 cells, got 2"),
         (
             ["score", model, text(",".join(NAMES) + "\n1,2,x,4,5,6\n"), str(out)],
-            "line 2, column 'c': expected a number",
+            "line 2, column 'c': expected a finite number",
         ),
         (["score", model, text(shuffled), str(out)], "expected the columns of the training table, got another order"),
         (["score", model, text("a,b,c,d,e,g\n1,2,3,4,5,6\n"), str(out)], "got no f but g"),
-        (["score", model, text("1,2,3,inf,5,6\n"), str(out)], "infinity"),
+        (["score", model, text("6,2,3,inf,5,1\n"), str(out)], "line 1, column 4: expected a finite number or nothing"),
+        (["score", model, text("6,2,3,4,5,1\n1,2,3,4,5,1e400\n"), str(out)], "line 2, column 6: expected a finite"),
+        (
+            ["score", model, text("1,2,3,4,5,6\n"), str(out), "--columns", "a\rb"],
+            "--columns: expected names on one line",
+        ),
         (["score", model, text("1,2,x,4,5,6\n" + "1,2,3,4,5,6\n" * 20), str(out)], "'x' is no number"),
         (["score", model, text("0,1,2,3,4,5\n1,2,3,4,5,6\n"), str(out)], "pass --header or --no-header"),
         (["score", model, text(",0,1,2,3,4,5\n0,1,2,3,4,5,6\n"), str(out)], "pass --header or --no-header"),
@@ -357,6 +362,8 @@ def test_tables_without_pyarrow(tmp_path):
         ('"1","2,5",NA\n"4",,"6"\n', ["--decimal", ",", "--no-header"]),
         ('a,b,c\n1,"2,5",NA\n"4",,"6"\n', ["--decimal", ","]),
         ("1,2.5,NA\n   \n4,,6\n   \n", ["--no-header"]),
+        ('"a", "b", "c"\n1, "2.5", NA\n"4",   , 6\n', ["--columns", "a,b,c"]),
+        ("1 2.5 NA\n4  6\n", ["--delimiter", " ", "--no-header"]),
     ],
 )
 def test_text_formats(tmp_path, content, arguments):
@@ -380,6 +387,11 @@ def test_an_interrupted_fit_says_what_it_saved(folder, capsys):
         assert run(arguments) == 130
     assert f"saved a model with 90 of 200 draws per chain to {folder / 'early.npz'}" in capsys.readouterr().err
     assert geode_jax.GeodeDensity.load(folder / "early.npz").posterior_.num_draws == 90
+    scores = mock.patch("geode_jax.estimators.density.held_out_log_density", side_effect=KeyboardInterrupt)
+    with scores, pytest.warns(RuntimeWarning, match="interrupted"):
+        assert run([*arguments[:2], str(folder / "late.npz"), *FIT]) == 130
+    assert "saved the whole model, but not the densities that --novelty without" in capsys.readouterr().err
+    assert run(["info", str(folder / "late.npz")]) == 0
     with mock.patch.object(_Run, "advance", side_effect=KeyboardInterrupt):
         assert run([*arguments[:2], str(folder / "none.npz"), *FIT]) == 130
     assert "nothing was written" in capsys.readouterr().err

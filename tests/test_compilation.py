@@ -16,6 +16,7 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.fitting import stages
 from geode_jax.forest.learn import grow_forest, plan_of
 from geode_jax.gibbs import run
+from geode_jax.predict import conditional_moments
 
 
 @pytest.fixture
@@ -37,6 +38,29 @@ def test_fits_make_room_before_there_are_too_many_programs(tmp_path, monkeypatch
     with mock.patch.object(jax, "clear_caches") as clear:
         geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)
     assert clear.call_count == drops
+
+
+def test_predictions_make_room_too(posterior, data, tmp_path, monkeypatch):
+    """But count no mappings where they counted a moment ago."""
+    for name, text in (("MAPPINGS", "mapping\n" * 51), ("MOST_MAPPINGS", "100\n")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(compilation, name, tmp_path / name)
+    monkeypatch.setattr(compilation, "SECONDS_BETWEEN_LOOKS", 1e6)
+    monkeypatch.setattr(compilation, "_last_look", [-np.inf])
+    with mock.patch.object(jax, "clear_caches") as clear:
+        geode_jax.log_density(posterior, data)
+        geode_jax.log_density(posterior, data)
+    assert clear.call_count == 1
+
+
+def test_another_level_needs_no_other_program(posterior, data):
+    hidden = np.where(np.arange(6) < 2, np.nan, data)
+    geode_jax.impute(posterior, hidden, interval=0.9)
+    program = conditional_moments.conditional_summary._chosen(False)
+    count = program._cache_size()
+    lower, upper = geode_jax.condition(posterior, hidden).quantile([0.3, 0.99])[:, :, 0]
+    assert program._cache_size() == count > 0
+    assert (lower < upper).all()
 
 
 def test_other_systems_do_not_tell(tmp_path, monkeypatch):

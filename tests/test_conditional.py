@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import weakref
 
 import equinox as eqx
 import jax
@@ -223,9 +224,9 @@ def test_rows_of_one_pattern_share_its_algebra(posterior, data, monkeypatch):
     masks = []
     original = conditional_module.conditional_summary
 
-    def spy(nodes, draws, features, seen, **options):
+    def spy(nodes, draws, features, levels, seen, **options):
         masks.append(seen.mask.shape[0])
-        return original(nodes, draws, features, seen, **options)
+        return original(nodes, draws, features, levels, seen, **options)
 
     monkeypatch.setattr(conditional_module, "conditional_summary", spy)
     together = geode_jax.impute(posterior, hidden)
@@ -285,6 +286,18 @@ def test_the_nodes_over_the_features_are_kept_as_long_as_the_dictionary(posterio
     del own, moved, plain, nodes
     gc.collect()
     assert len(rows_module._KEPT) == before
+
+
+@pytest.mark.parametrize("posterior", ["shaped"], indirect=True)
+def test_nodes_that_are_forgotten_leave_nothing_with_the_parts_that_stay(posterior):
+    """As with those of far rows, in float64: whole numbers are the same in both."""
+    gc.collect()
+    kept, finalizers = len(rows_module._KEPT), len(weakref.finalize._registry)
+    for _ in range(3):
+        rows_module.nodes_in_features(in_float64(posterior))
+        gc.collect()
+    assert len(rows_module._KEPT) == kept
+    assert len(weakref.finalize._registry) == finalizers
 
 
 @pytest.mark.parametrize("posterior", ["shaped"], indirect=True)

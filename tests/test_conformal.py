@@ -81,6 +81,20 @@ def test_widening_is_the_quantile_of_what_lies_beyond():
     assert widening(_unit_intervals, rows, ~is_missing[1:] & False, 0.9) == 0.0
 
 
+def test_intervals_without_a_width_widen_no_others():
+    def intervals(x):
+        lower, upper = _unit_intervals(x)
+        return lower, np.where(np.arange(3) == 1, lower, upper)
+
+    rows, is_missing = np.full((50, 3), 1.5), np.array([[False, True, True]])
+    assert widening(intervals, rows, is_missing, 0.9) == pytest.approx(0.5)
+    assert widening(intervals, rows, is_missing & (np.arange(3) == 1), 0.9) == 0.0
+
+
+def test_any_probability_has_a_quantile():
+    assert widening(_unit_intervals, np.full((50, 2), 1.5), np.array([[False, True]]), 1e-12) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("num_patterns", [3, 1000])
 def test_every_pattern_has_its_share(num_patterns):
     """Rows get patterns in turn, or evenly spread ones: none that is at hand is left to the others."""

@@ -177,6 +177,10 @@ def test_scales_that_hold_no_row_are_told(clean):
     count[..., 3:] = 0
     text = diagnostics.report(eqx.tree_at(lambda it: it.draws.count, clean, count))
     assert "scales 2 to 2 hold no row; depth=1" in text
+    one = np.zeros_like(count)  # a single row, now at this scale and now at that
+    for draw in range(count.shape[2]):
+        one[:, :, draw, (0, 1, 3)[draw % 3]] = 1
+    assert "scales 1 to 2 hold no row" in diagnostics.report(eqx.tree_at(lambda it: it.draws.count, clean, one))
     count[1, ..., 5] = 3  # one tree uses it
     assert "hold no row" not in diagnostics.report(eqx.tree_at(lambda it: it.draws.count, clean, count))
 

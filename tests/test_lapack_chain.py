@@ -150,11 +150,12 @@ def test_predictions_are_one_chain_of_exact_products(arguments):
     found, draws, seen = arguments
     dtype = seen.mask.dtype
     summary, sample = conditional_moments.conditional_summary, conditional_moments.conditional_draws
+    ends = jnp.asarray(conditional_moments.tails((0.05, 0.95)), dtype)
     given: dict = {
         "density": (mixture.log_density_partial, (seen,), {}),
-        "mean": (summary, (None, seen), {"levels": None, "num_wanted": 6}),
-        "interval": (summary, (jnp.asarray([1]), seen), {"levels": (0.05, 0.95), "num_wanted": 1}),
-        "all intervals": (summary, (None, seen), {"levels": (0.05, 0.95), "num_wanted": 6}),
+        "mean": (summary, (None, None, seen), {"num_wanted": 6}),
+        "interval": (summary, (jnp.asarray([1]), ends, seen), {"num_wanted": 1}),
+        "all intervals": (summary, (None, ends, seen), {"num_wanted": 6}),
         "draws": (sample, (None, seen, jnp.arange(4)), {"num_samples": 2, "num_wanted": 6}),
     }
     jaxprs = {}
@@ -219,9 +220,10 @@ def test_compiled_predictions_are_one_chain(shallow, depth, program):
         found, draws = nodes.Nodes(dictionary, None), jax.tree.map(jnp.asarray, posterior.thin(4))
         few = {"num_candidates": min(3, dictionary.tree.num_nodes)}
         summary, sample = conditional_moments.conditional_summary, conditional_moments.conditional_draws
+        ends = jnp.asarray(conditional_moments.tails((0.05, 0.95)), dtype)
         text = {
-            "mean": lambda: _compiled(summary, found, draws, None, seen, levels=None, num_wanted=6, **few),
-            "interval": lambda: _compiled(summary, found, draws, None, seen, levels=(0.05, 0.95), num_wanted=6, **few),
+            "mean": lambda: _compiled(summary, found, draws, None, None, seen, num_wanted=6, **few),
+            "interval": lambda: _compiled(summary, found, draws, None, ends, seen, num_wanted=6, **few),
             "density": lambda: _compiled(mixture.log_density_partial, found, draws, seen, **few),
             "draws": lambda: _compiled(
                 sample, jax.random.key(0), found, draws, None, seen, jnp.arange(4), num_samples=2, num_wanted=6, **few

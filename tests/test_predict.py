@@ -448,11 +448,11 @@ def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch)
     seen = observe_rows(x, jnp.asarray(mask), noise, num_seen=6)
     assert nodes.ranking is not None
     assert SeenInSpan.of(nodes.ranking, seen) is not None
-    options = {"levels": (), "num_wanted": 1}
+    levels = jnp.zeros(0)
     every, most = (
         (
             mixture.log_density_partial(nodes, draws, seen, num_candidates=number),
-            conditional_summary(nodes, draws, None, seen, num_candidates=number, **options)[0],
+            conditional_summary(nodes, draws, None, levels, seen, num_candidates=number, num_wanted=1)[0],
         )
         for number in (7, 6)
     )

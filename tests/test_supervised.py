@@ -374,21 +374,19 @@ def test_missing_labels(labels):
         geode_jax.GeodeClassifier(**OPTIONS).fit(np.arange(8.0).reshape(4, 2), labels)
 
 
-def test_scores_that_are_interrupted_leave_the_estimator_as_it_was(linear, monkeypatch):
-    """They follow the fit: its posterior would stay beside the earlier one's scores."""
+def test_scores_that_are_interrupted_lose_no_posterior(linear, monkeypatch):
+    """They follow the fit: its posterior is complete, and no earlier one's scores stay beside it."""
     X, model = linear[0][:90], geode_jax.GeodeDensity(**QUICK)
-    scores = mock.Mock(side_effect=[KeyboardInterrupt, np.zeros(90), KeyboardInterrupt])
+    scores, fitted = mock.Mock(side_effect=[np.zeros(90), KeyboardInterrupt]), [mock.Mock(), mock.Mock()]
     monkeypatch.setattr("geode_jax.estimators.density.held_out_log_density", scores)
-    monkeypatch.setattr(GeodeEstimator, "_fit_forest", lambda *_: (mock.Mock(), mock.Mock()))
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(GeodeEstimator, "_fit_forest", lambda *_: (mock.Mock(), fitted.pop()))
+    model.fit(X)
+    (expected,) = fitted
+    with pytest.warns(RuntimeWarning, match="the posterior is complete, but novelty needs calibration rows"):
         model.fit(X)
-    with pytest.raises(NotFittedError):
-        model.score_samples(X)
-    before = vars(model.fit(X)).copy()
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(X[:, :2])
-    assert vars(model).keys() == before.keys()
-    assert all(vars(model)[name] is value for name, value in before.items())
+    assert model.posterior_ is expected
+    with pytest.raises(ValueError, match="pass calibration"):
+        model.novelty(X)
 
 
 def test_parameters_are_settings():

@@ -14,6 +14,7 @@ from geode_jax.fitting.stages import Request
 from geode_jax.forest.feature_scales import find_units
 from geode_jax.forest.plan import Plan
 from geode_jax.learning import units
+from geode_jax.learning.evidence import Gain
 from geode_jax.learning.feature_noise import NoiseOptions, _shrunk, learn_feature_scales, price_of_unseen
 from geode_jax.learning.units import _deviations, _power_sums, _relative
 from geode_jax.partition.metis import Partition
@@ -192,6 +193,16 @@ def test_float32_gives_what_float64_gives_at_any_ratio_of_spreads(ratio):
     assert 0.3 < found["float32"][2] < 0.6
 
 
+def test_a_column_too_small_for_float32_has_a_unit_of_its_own():
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    small = x * [1.0, 1e-46, 1e-20]
+    frame = learn_frame(small)
+    np.testing.assert_allclose(frame.scale[[0, 2]], np.sqrt(x[:, 0].var() / 3), rtol=1e-6)
+    found = to_model(small, frame, np.dtype(np.float32))
+    centred = x[:, 1] - x[:, 1].mean()
+    np.testing.assert_allclose(found[:, 1], centred / np.abs(centred).max(), rtol=1e-5)
+
+
 @pytest.mark.parametrize(("value", "dtype"), [(1.7e18, np.float64), (1e7, np.float32), (-3e-30, np.float64)])
 def test_a_constant_column_of_any_size_is_just_that(value, dtype):
     x = np.random.default_rng(0).normal(size=(60, 3)).astype(dtype)
@@ -204,3 +215,9 @@ def test_a_constant_column_of_any_size_is_just_that(value, dtype):
     assert (to_model(x, everything, np.dtype(np.float32))[:, 2] == 0.0).all()
     with pytest.raises(ValueError, match="all rows are equal"):
         learn_frame(x[:, 2:])
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_two_rows_make_nothing_clear(number):
+    """Both may differ by the same, as two rows are about their mean: the error would be 0."""
+    assert Gain.of(np.full(number, 0.3)).is_clear == (number > 2)

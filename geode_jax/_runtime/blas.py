@@ -60,17 +60,19 @@ def one_blas_thread() -> Iterator[None]:
     The number of threads is a setting of the whole process. So where blocks overlap, in any threads, the first to
     begin sets it and the last to end restores it. Can also be used as a decorator.
     """
-    with _users.lock:
-        if _users.number == 0:
-            _users.before = [library.get_num_threads() for library in _libraries()]
-            for library in _libraries():
-                _set_threads(library, 1)
-        _users.number += 1
-    try:
+    libraries, is_counted = _libraries(), False
+    try:  # Ctrl-C may come at any place
+        with _users.lock:
+            if _users.number == 0:
+                _users.before = [library.get_num_threads() for library in libraries]
+            _users.number, is_counted = _users.number + 1, True
+            if _users.number == 1:
+                for library in libraries:
+                    _set_threads(library, 1)
         yield
     finally:
         with _users.lock:
-            _users.number -= 1
-            if _users.number == 0:
-                for library, number in zip(_libraries(), _users.before, strict=True):
+            _users.number -= is_counted
+            if _users.number == 0 and is_counted:
+                for library, number in zip(libraries, _users.before, strict=True):
                     _set_threads(library, number)

@@ -1,5 +1,7 @@
 """How programs are compiled, and a limit on their number: compilation is much of the time of a first fit."""
 
+import math
+import time
 from collections.abc import Callable
 from functools import cache, update_wrapper
 from pathlib import Path
@@ -21,6 +23,9 @@ if jaxlib.version.__version_info__ < (0, 11):
 
 # Linux: memory mappings of this process, one per line, and how many it may have.
 MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+# A program takes about as long to compile, and some hundred mappings.
+SECONDS_BETWEEN_LOOKS = 1.0
+_last_look = [-math.inf]
 
 
 def drop_programs_if_many() -> None:
@@ -36,6 +41,16 @@ def drop_programs_if_many() -> None:
         return
     if used > most // 2:
         jax.clear_caches()
+
+
+def drop_programs_if_many_by_now() -> None:
+    """:func:`drop_programs_if_many`, at most once in so many seconds: to count mappings takes some milliseconds.
+
+    For predictions, each of which may compile a program or none.
+    """
+    if time.monotonic() - _last_look[0] > SECONDS_BETWEEN_LOOKS:
+        _last_look[0] = time.monotonic()
+        drop_programs_if_many()
 
 
 class Program(Generic[Result]):

@@ -159,10 +159,13 @@ def _fit(options: argparse.Namespace) -> int:
     model.set_params(progress=False)
     model.save(options.model)
     num_draws = model.posterior_.num_draws
-    if num_draws == options.num_samples:
+    if num_draws < options.num_samples:
+        what = f"a model with {num_draws} of {options.num_samples} draws per chain"
+    elif model.held_out_scores_.size == 0 and not np.isnan(rows).any(axis=1).all():
+        what = "the whole model, but not the densities that --novelty without --calibration compares with,"
+    else:
         return OK
-    told = f"interrupted: saved a model with {num_draws} of {options.num_samples} draws per chain to {options.model}"
-    print(told, file=sys.stderr)
+    print(f"interrupted: saved {what} to {options.model}", file=sys.stderr)
     return INTERRUPTED
 
 
@@ -195,7 +198,11 @@ def _table(options: argparse.Namespace, chunk: int, path: Path | None = None) ->
             raise TableError(f"--{name}: expected one character, got {given!r}")
     columns = None
     if options.columns is not None:  # in quotes where a name has a comma
-        columns = tuple(name.strip() for name in next(csv.reader([options.columns], skipinitialspace=True), [""]))
+        try:
+            names = next(csv.reader([options.columns], skipinitialspace=True), [""])
+        except csv.Error as error:
+            raise TableError(f"--columns: expected names on one line, got {options.columns!r} ({error})") from None
+        columns = tuple(name.strip() for name in names)
     if columns is not None and len(set(columns)) < len(columns):
         raise TableError(f"--columns: expected different names, got {options.columns!r}")
     choice = Choice(columns, options.index)

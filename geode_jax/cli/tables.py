@@ -203,7 +203,9 @@ def _rows(lines: Iterable[list[str]]) -> Iterator[list[str]]:
 
 
 def _lines(file: Any, text: TextFormat) -> Any:
-    return csv.reader(file, delimiter=text.delimiter or ",", strict=True)
+    delimiter = text.delimiter or ","
+    # a space may stand between a delimiter and a quote
+    return csv.reader(file, delimiter=delimiter, skipinitialspace=delimiter != " ", strict=True)
 
 
 def _has_names(first: Sequence[str], second: Sequence[str] | None, path: Path, text: TextFormat) -> bool:
@@ -291,9 +293,9 @@ def _numbers(
     found: list[float] = []
     for column in chosen:
         value = _number(row[column], text.decimal)
-        if value is None:
+        if value is None or np.isinf(value):
             which = f"column {first[column].strip()!r}" if has_names else f"column {column + 1}"
-            raise TableError(f"{where}, {which}: expected a number or nothing, got {row[column]!r}")
+            raise TableError(f"{where}, {which}: expected a finite number or nothing, got {row[column]!r}")
         found.append(value)
     return found
 

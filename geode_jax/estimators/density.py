@@ -8,6 +8,7 @@ from sklearn.base import DensityMixin
 from sklearn.utils.validation import check_is_fitted
 
 from geode_jax._checks import check_integer
+from geode_jax._runtime.warning import warn_user
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import GeodeEstimator, all_or_nothing
 from geode_jax.estimators.frames import like
@@ -93,7 +94,11 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
         """Fit to the rows of X, (n, D), NaN being missing values; y is ignored."""
         data = self._training_rows(X)
         forest, self.posterior_ = self._fit_forest(data)
-        self.held_out_scores_ = np.sort(held_out_log_density(forest, self.posterior_))
+        try:
+            self.held_out_scores_ = np.sort(held_out_log_density(forest, self.posterior_))
+        except KeyboardInterrupt:  # the posterior is complete, and is all that most methods need
+            warn_user("interrupted: the posterior is complete, but novelty needs calibration rows")
+            self.held_out_scores_ = np.empty(0)
         return self
 
     def _expected(self) -> dict[str, bool]:

@@ -209,11 +209,11 @@ def run_chains(
                 run.advance()
             if on_segment is not None:
                 on_segment(min(run.done, run.total), run.total)
+        return run.take_samples()
     except KeyboardInterrupt:
-        if run.kept and processes.is_alone:  # processes may have kept different numbers of draws
+        if run.has_draws and processes.is_alone:  # processes may have kept different numbers of draws
             raise Interrupted(run.take_samples()) from None
         raise
-    return run.take_samples()
 
 
 class _Run:
@@ -247,6 +247,9 @@ class _Run:
         self.is_short = _is_short(problems if processes.is_alone else self.problems, settings)
         self.done = 0
         self.kept: list[Draw] = []
+        # draws leaf by leaf, and those leaves whose segments are joined
+        self.by_leaf: list[tuple[np.ndarray, ...]] = []
+        self.joined: list[np.ndarray] = []
         self.sent: tuple[Chain, Draw] | None = None
         if not self._resume(start):
             self.chains = _start(start, self.problems, self.mesh, is_short=self.is_short)
@@ -369,15 +372,24 @@ class _Run:
             is_short=self.is_short,
         )
 
+    @property
+    def has_draws(self) -> bool:
+        """Whether there are draws to take."""
+        return bool(self.kept or self.by_leaf)
+
     def take_samples(self) -> Samples:
-        """The draws kept so far, which the run then no longer holds: a second copy might not fit."""
-        by_leaf = list(zip(*(jax.tree.leaves(draws) for draws in self.kept), strict=True))
-        structure = jax.tree.structure(self.kept[0])
+        """The draws kept so far, which the run then no longer holds: a second copy might not fit.
+
+        Called again after Ctrl-C, it goes on with what is not joined yet.
+        """
+        if not self.by_leaf:
+            self.structure = jax.tree.structure(self.kept[0])
+            self.by_leaf = list(zip(*(jax.tree.leaves(draws) for draws in self.kept), strict=True))
         self.kept.clear()
-        joined = []
-        while by_leaf:
-            joined.append(np.concatenate(by_leaf.pop(0), axis=2))
-        return Samples(jax.tree.unflatten(structure, joined), self.tallies)
+        while (number := len(self.joined)) < len(self.by_leaf):
+            self.joined.append(np.concatenate(self.by_leaf[number], axis=2))
+            self.by_leaf[number] = ()
+        return Samples(jax.tree.unflatten(self.structure, self.joined), self.tallies)
 
 
 def _check_shared(checkpoint: Checkpoint, done: int) -> None:

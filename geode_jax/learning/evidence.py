@@ -99,8 +99,9 @@ class Gain(NamedTuple):
 
     @classmethod
     def of(cls, differences: np.ndarray) -> "Gain":
-        """Mean and standard error of differences in log likelihood, (m,)."""
-        return cls(float(differences.mean()), float(differences.std() / np.sqrt(differences.size)))
+        """Mean and standard error of differences in log likelihood, (m,). One or two of them make nothing clear."""
+        mean = float(differences.mean())
+        return cls(mean, float(differences.std() / np.sqrt(differences.size)) if differences.size > 2 else abs(mean))
 
     @property
     def is_clear(self) -> bool:

@@ -12,7 +12,7 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import Array, ArrayLike, Float, KeyArray
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
-from geode_jax.predict.conditional_moments import conditional_draws, conditional_summary
+from geode_jax.predict.conditional_moments import conditional_draws, conditional_summary, tails
 from geode_jax.predict.constants import draws_of_constants, log_density_of_constants, summary_of, varying
 from geode_jax.predict.density import density_row_bytes, log_density_by_tree
 from geode_jax.predict.distance import by_distance
@@ -245,16 +245,16 @@ class Conditional:
         self, x: np.ndarray, is_observed: np.ndarray, levels: tuple[float, ...] | None
     ) -> tuple[np.ndarray, ...]:
         draws = thinned(self.posterior, self.num_draws)
+        ends = None if levels is None else jax.device_put(tails(levels).astype(x.dtype))
         return map_partial_rows(
             conditional_summary,
-            (nodes_in_features(self.posterior), draws, self._index()),
+            (nodes_in_features(self.posterior), draws, self._index(), ends),
             x,
             is_observed,
             posterior=self.posterior,
             bytes_per_row=partial_row_bytes(self.posterior, draws, self.num_candidates, is_observed)
             + x.itemsize * len(levels or ()) * self._columns(x).shape[1],
             num_candidates=self.num_candidates,
-            levels=levels,
             num_wanted=num_wanted(is_observed, self.features),
         )
 

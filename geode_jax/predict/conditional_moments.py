@@ -17,11 +17,13 @@ wider rather than narrower.
 """
 
 import math
+from collections.abc import Iterable
 from functools import partial
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr, ndtri
 
@@ -181,14 +183,22 @@ def _told(
     return point.at[some].add(step / root.ratio), basis.at[some].add(-turned / root.ratio[:, None])
 
 
-def _quantile(level: float, weight: Array, mean: Array, deviation: Array) -> Array:
-    """Quantile of a mixture of normals per coordinate by bisection; components on axis 0.
+def tails(levels: Iterable[float]) -> np.ndarray:
+    """Levels in (0, 1) as :func:`conditional_summary` takes them: the mass below, or that above with a minus sign.
+
+    float32 resolves levels near 0, not near 1.
+    """
+    return np.array([level if level <= 0.5 else level - 1.0 for level in levels])
+
+
+def _quantile(tail: Float[Array, ""], weight: Array, mean: Array, deviation: Array) -> Array:
+    """Quantile of a mixture of normals per coordinate by bisection; components on axis 0. `tail`: see :func:`tails`.
 
     It lies between the smallest and the largest quantile of the components that have weight.
     """
-    if level > 0.5:  # float32 resolves levels near 0, not near 1
-        return -_quantile(1.0 - level, weight, -mean, deviation)
-    own = mean + deviation * ndtri(jnp.asarray(level, mean.dtype))
+    level, side = jnp.abs(tail), jnp.sign(tail)
+    mean = side * mean
+    own = mean + deviation * ndtri(level)
     has_weight = weight > jnp.finfo(mean.dtype).eps
     low = jnp.where(has_weight, own, jnp.inf).min(axis=0)
     high = jnp.where(has_weight, own, -jnp.inf).max(axis=0)
@@ -200,7 +210,7 @@ def _quantile(level: float, weight: Array, mean: Array, deviation: Array) -> Arr
 
     steps = 50 if mean.dtype == jnp.float64 else 24  # one for every bit of the bracket
     low, high = lax.fori_loop(0, steps, halve, (low, high))
-    return 0.5 * (low + high)
+    return side * 0.5 * (low + high)
 
 
 def _moments(weight: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
@@ -235,21 +245,22 @@ def _pool(
     return average, jnp.sqrt(squared)
 
 
-@partial(quickly_compiled, static_argnames=("num_candidates", "levels", "num_wanted"))
+@partial(quickly_compiled, static_argnames=("num_candidates", "num_wanted"))
 def conditional_summary(
     nodes: Nodes,
     draws: Draw,
     features: Array | None,
+    levels: Float[Array, "l"] | None,
     seen: SeenRows,
     *,
     num_candidates: int,
-    levels: tuple[float, ...] | None,
     num_wanted: int,
 ) -> tuple[Array, ...]:
     """Mean of the `features` (None: all) given the observed ones, (b, D'); zeros at those that are observed.
 
-    With `levels`, also the factor by which the distribution is shrunk towards its mean, (b, 1), the standard deviation,
-    and the quantiles. `num_wanted`: the most missing features that a row is to be filled in at.
+    With `levels`, as :func:`tails` gives them, also the factor by which the distribution is shrunk towards its mean,
+    (b, 1), the standard deviation, and the quantiles: other levels need no other program. `num_wanted`: the most
+    missing features that a row is to be filled in at.
     """
     num_trees, num_features = draws.log_joint.shape[0], seen.mask.shape[1]
     wanted = _Wanted.of(seen, features, num_wanted)
@@ -268,7 +279,7 @@ def conditional_summary(
     mean = average + factor * (mean.reshape(-1, *average.shape) - average)
     deviation = factor * jnp.sqrt(variance.reshape(-1, *average.shape))
     spread = jnp.sqrt(_moments(weight, mean, jnp.square(deviation))[1])
-    quantiles = (_quantile(level, weight, mean, deviation) for level in levels)
+    quantiles = (_quantile(levels[number], weight, mean, deviation) for number in range(levels.size))
     average, spread, *ends = (wanted.placed(one, features, num_features) for one in (average, spread, *quantiles))
     return average, factor, spread, *ends
 

@@ -46,10 +46,14 @@ def widening(
             f" else, got {rows.shape[0]}"
         )
     lower, upper = (end[is_hidden] for end in intervals(np.where(is_hidden, np.nan, rows)))
-    truth, width = rows[is_hidden], upper - lower
-    beyond = np.maximum(lower - truth, truth - upper) / np.where(width > 0.0, width, np.finfo(width.dtype).tiny)
+    # intervals without a width stay as they are, however much the others are widened
+    has_width = upper > lower
+    lower, upper, truth = lower[has_width], upper[has_width], rows[is_hidden][has_width]
+    if truth.size == 0:
+        return 0.0
+    beyond = np.maximum(lower - truth, truth - upper) / (upper - lower)
     # the finite-sample correction counts rows, which are independent; the features of a row are not
-    level = min(1.0, probability * (1.0 + 1.0 / rows.shape[0]) - 1e-9)
+    level = np.clip(probability * (1.0 + 1.0 / rows.shape[0]) - 1e-9, 0.0, 1.0)
     return float(np.quantile(beyond, level, method="inverted_cdf"))
 
 

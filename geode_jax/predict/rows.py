@@ -110,9 +110,20 @@ def _kept(posterior: Posterior, noise: np.ndarray, make: Callable[[Dictionary], 
                 found = jax.device_put(found, everywhere(mesh))
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(found)):
             _KEPT[key] = found
-            for part in parts:
-                weakref.finalize(part, _KEPT.pop, key, None)
+            _forget_with(parts, key)
     return cast(_Made, found)
+
+
+def _forget_with(parts: list[Any], key: tuple[int, ...]) -> None:
+    """Forget what is kept once the first of the parts is gone; others may outlast it, and be parts of many."""
+    finalizers: list[Any] = []
+
+    def forget() -> None:
+        _KEPT.pop(key, None)
+        for finalizer in finalizers:
+            finalizer.detach()
+
+    finalizers += [weakref.finalize(part, forget) for part in parts]
 
 
 _KEPT: dict[tuple[int, ...], Any] = {}

@@ -13,6 +13,8 @@ from geode_jax.rows.view import View
 # Bounds on model coordinates, where the data have an overall variance of 1: sums of their squares are finite. Rows
 # beyond count as if they were there.
 FARTHEST = {"float32": 1e15, "float64": 1e140}
+# A feature that varies by less than this share of them all has a unit of its own: float32 could not hold it.
+LEAST_SPREAD = 1e-30
 
 
 class Frame(NamedTuple):
@@ -81,7 +83,8 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
         # of a process without rows they are infinite
         lowest, highest = processes.lowest(lowest), processes.highest(highest)
         shift = np.where(lowest == highest, lowest, total / count)
-        largest = float(np.maximum(highest - shift, shift - lowest).max())
+        spread = np.maximum(highest - shift, shift - lowest)
+        largest = float(spread.max())
     if not np.isfinite(largest):
         raise ValueError("X: expected a finite spread, but deviations from the column means overflow")
     if (lowest == highest).all():
@@ -96,7 +99,9 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
             raise ValueError(f"X: expected observed values of features that vary, but row {number} has none")
         squares += np.nansum(np.square((block - shift[varying]) / largest))
     mean_square = processes.total(np.array(squares, np.float64)) / count[varying].sum()
-    return Frame(shift, np.full(data.shape[1], largest * np.sqrt(mean_square)), features=features)
+    scale = largest * np.sqrt(mean_square)
+    is_small = (spread > 0.0) & (spread < LEAST_SPREAD * scale)
+    return Frame(shift, np.where(is_small, spread, scale), features=features)
 
 
 def to_model(data: np.ndarray | RowFiles, frame: Frame, dtype: np.dtype) -> np.ndarray:
