@@ -34,7 +34,7 @@ from benchmarks import real_data
 from benchmarks.common import earlier_rows, is_installed
 from benchmarks.flow import SplineFlow
 from benchmarks.real_data import Rows
-from benchmarks.rivals import best_on_held_out, low_rank_mixture
+from benchmarks.rivals import Interpolation, SoftImpute, best_on_held_out, low_rank_mixture
 from benchmarks.tables import load
 from geode_jax.demo.baselines import fit_gaussian_mixture
 
@@ -146,8 +146,12 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
         "chained boosted trees": lambda: _chained(train, boosted, 1 if quick else 5),
     }
     if np.isnan(train).any():
-        means = {"column means": lambda: SimpleImputer().fit(train)}
-        return {name: plain[name] for name in ("GEODE", "KNNImputer")} | means | chained
+        others: dict[str, Callable[[], Any]] = {
+            "column means": lambda: SimpleImputer().fit(train),
+            "soft-impute": lambda: SoftImpute(train),
+            "lines between columns": lambda: Interpolation(train),
+        }
+        return {name: plain[name] for name in (real_data.OURS, "KNNImputer")} | others | chained
     found = plain
     if num_features <= real_data.LARGEST_EM:
         shapes = (2, 5), (2, 20), (4, 10), (8, 5)

@@ -25,6 +25,7 @@ from benchmarks.common import (
     QUICK_SWEEPS,
     blas_on_all_cores,
     earlier_rows,
+    gain_of,
     is_installed,
     timed,
     write_result,
@@ -42,6 +43,7 @@ from benchmarks.rivals import (
 )
 from benchmarks.tables import load, table
 
+OURS = "GEODE"
 LARGEST_EM, LARGEST_DENSE = 1000, 1100
 MOST_ROWS = 2000
 TRAINING_SHARE = 0.7  # of a picture's columns
@@ -118,7 +120,7 @@ def methods(train: np.ndarray, quick: bool) -> dict[str, Callable[[], Any]]:
     ]
     fits = [partial(low_rank_mixture, num_components=k, rank=d, seed=0, noise_per_feature=False) for k, d in shapes]
     found: dict[str, Callable[[], Any]] = {
-        "GEODE": lambda: geode_jax.fit(jax.random.key(0), train, dictionary=dictionary, sampler=sampler),
+        OURS: lambda: geode_jax.fit(jax.random.key(0), train, dictionary=dictionary, sampler=sampler),
         "probabilistic PCA": lambda: principal_normal(train, ranks, 0),
         "KNNImputer": lambda: nearest_rows(train, (1, 3, 5, 10, 20), 0),
     }
@@ -148,34 +150,55 @@ def _filled(model: Any, masked: np.ndarray) -> tuple[np.ndarray | None, np.ndarr
     return (model.transform(masked) if hasattr(model, "transform") else None), None, None
 
 
-def measure(make: Callable[[], Any], test: np.ndarray) -> dict[str, Any]:
-    """Errors at the hidden half of the values known of the test rows, density of complete rows, and seconds."""
+Scores = dict[str, np.ndarray]
+# What each row of a table is scored by, and whether more is better.
+SCORES = {"nats_per_feature": True, "mae": False}
+
+
+def measure(make: Callable[[], Any], test: np.ndarray) -> tuple[dict[str, Any], Scores]:
+    """Errors at the hidden half of the values known of the test rows, density of complete rows, and seconds.
+
+    Also the scores of every row, (n,), whose means are the error and the density.
+    """
     hidden = (np.random.default_rng(1).random(test.shape) < 0.5) & ~np.isnan(test)
     masked = np.where(hidden, np.nan, test)
     times: dict[str, float] = {}
     row: dict[str, Any] = {}
+    scores: Scores = {}
     with blas_on_all_cores(), timed(times, "fit_seconds"):
         model = make()
     with blas_on_all_cores(), timed(times, "impute_seconds"):
         filled, lower, upper = _filled(model, masked)
     if filled is not None:
-        row["mae"] = float(np.abs(filled - test)[hidden].mean())
+        # rows with more hidden values weigh more
+        scores["mae"] = np.where(hidden, np.abs(filled - test), 0.0).sum(axis=1) / hidden.sum(axis=1).mean()
     if lower is not None and upper is not None:
         row["coverage95"] = float(np.mean(((lower <= test) & (test <= upper))[hidden]))
         row["width95"] = float((upper - lower)[hidden].mean())
     is_ours, is_complete = isinstance(model, geode_jax.Posterior), not np.isnan(test).any()
     if is_complete and (is_ours or hasattr(model, "log_density")):
         density = geode_jax.log_density(model, test) if is_ours else model.log_density(test)
-        row["nats_per_feature"] = float(np.mean(density) / test.shape[1])
-    return row | {name: round(value, 1) for name, value in times.items()}
+        scores["nats_per_feature"] = np.asarray(density, np.float64) / test.shape[1]
+    means = {name: float(values.mean()) for name, values in scores.items()}
+    return means | row | {name: round(value, 1) for name, value in times.items()}, scores
+
+
+def row_by_row(ours: Scores, theirs: Scores) -> dict[str, dict[str, float]]:
+    """By how much ours is better at the same rows: mean, standard error and median; and at what share of them."""
+    found = {}
+    for name in sorted(ours.keys() & theirs.keys()):
+        pair = (ours[name], theirs[name]) if SCORES[name] else (theirs[name], ours[name])
+        gain = np.subtract(*pair)
+        found[name] = gain_of(*pair) | {"median": float(np.median(gain)), "rows": float(np.mean(gain > 0.0))}
+    return found
 
 
 def lines_of(results: list[dict[str, Any]], digits: int = 2) -> list[str]:
     """A table of such rows, ours first of each data set; `digits` of errors and widths."""
     lines = []
     order = list(dict.fromkeys(row["data"] for row in results))
-    for row in sorted(results, key=lambda row: (order.index(row["data"]), row["method"] != "GEODE")):
-        is_ours = row["method"] == "GEODE"
+    for row in sorted(results, key=lambda row: (order.index(row["data"]), row["method"] != OURS)):
+        is_ours = row["method"] == OURS
         lines.append(
             [
                 f"{row['data']}, {row['rows']} rows" if is_ours else "",
@@ -201,19 +224,46 @@ def measure_all(
     *,
     quick: bool,
 ) -> list[dict[str, Any]]:
-    """`rows` and those of every data set and method that are not among them, written one by one under `name`."""
+    """`rows` and those of every data set and method that are not among them, written one by one under `name`.
+
+    Where a method is not among them ours is fitted too, for others are compared with it row by row.
+    """
     done = {(row["data"], row["method"]) for row in rows}
     for kind, read in data.items():
         train, test = read()
-        for method, make in methods_of(train, quick).items():
-            if (kind, method) in done:
-                continue
+        methods = methods_of(train, quick)
+        wanted = [method for method in methods if (kind, method) not in done]
+        ours: Scores = {}
+        for method in dict.fromkeys([OURS, *wanted]) if wanted else ():
             about = {"data": kind, "method": method, "rows": len(train), "features": train.shape[1]}
-            rows.append(about | measure(make, test))
+            found, scores = measure(methods[method], test)
+            if method == OURS:
+                ours = scores
+            else:
+                found["against ours"] = row_by_row(ours, scores)
+            rows = [row for row in rows if (row["data"], row["method"]) != (kind, method)] + [about | found]
             print(rows[-1], flush=True)
             if not quick:
                 write_result(name, {}, rows)
     return rows
+
+
+def pairs_of(results: list[dict[str, Any]], digits: int = 2) -> list[str]:
+    """A table of ours against the best rival of each data set, row by row; `digits` of errors."""
+    lines = []
+    for data in dict.fromkeys(row["data"] for row in results):
+        for score, what in (("nats_per_feature", "nats per feature"), ("mae", "error")):
+            theirs = [row for row in results if (row["data"], row["method"] != OURS) == (data, True) and score in row]
+            best = max if SCORES[score] else min
+            rival = best(theirs, key=lambda row: row[score], default={})
+            found = rival.get("against ours", {}).get(score)
+            if found is not None:
+                places = 3 if SCORES[score] else digits + 1
+                mean, median = (f"{found[name]:+.{places}f}" for name in ("gain", "median"))
+                better = f"{mean} ({found['gain_se']:.{places}f})"
+                lines.append([data, what, rival["method"], better, median, f"{found['rows']:.0%}"])
+    head = ["data", "", "best rival", "ours is better by (standard error)", "in the median row", "in so many rows"]
+    return table(head, lines)
 
 
 def tables() -> list[str]:

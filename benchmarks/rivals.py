@@ -23,6 +23,8 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.neighbors import KernelDensity
 
 from geode_jax.demo.baselines import NormalMixture
+from geode_jax.learning.first_fill import hold_out
+from geode_jax.learning.soft_impute import choose_threshold, fill_by_soft_impute
 
 
 def shrunk_gaussian(x: np.ndarray) -> NormalMixture:
@@ -215,6 +217,47 @@ def nearest_rows(x: np.ndarray, counts: Iterable[int], seed: int) -> KNNImputer:
     """KNNImputer, its number of neighbours by :func:`best_at_filling`; values may be NaN."""
     fits = [KNNImputer(n_neighbors=count, weights="distance").fit for count in counts]
     return best_at_filling(x, fits, KNNImputer.transform, seed)
+
+
+class SoftImpute:
+    """Soft-impute (Mazumder, Hastie & Tibshirani 2010), as stage one of ours has it; its threshold by held-out values.
+
+    It has no model of new rows: they are completed together with those of training.
+    """
+
+    def __init__(self, x: np.ndarray, max_rank: int = 100) -> None:
+        self._x, self._max_rank = x, max_rank
+
+    def completed(self, new: np.ndarray | None = None) -> np.ndarray:
+        """Rows of training, and new ones after them, with their NaN filled in."""
+        rows = self._x if new is None else np.concatenate([self._x, new])
+        mean, deviation = np.nanmean(rows, axis=0), np.nanstd(rows)
+        scaled, seen = (rows - mean) / deviation, ~np.isnan(rows)
+        max_rank = min(self._max_rank, *(size - 1 for size in rows.shape))
+        num_thresholds, *_ = choose_threshold(scaled, *hold_out(seen, np.random.default_rng(0)), max_rank)
+        return fill_by_soft_impute(scaled, seen, num_thresholds, max_rank, 0) * deviation + mean
+
+    def transform(self, new: np.ndarray) -> np.ndarray:
+        """New rows with their NaN filled in."""
+        return self.completed(new)[len(self._x) :]
+
+
+class Interpolation:
+    """Lines between the nearest columns that a row shows: for columns that are in order, as years are.
+
+    Rows that show nothing get the means of the columns.
+    """
+
+    def __init__(self, x: np.ndarray) -> None:
+        self._means = np.nanmean(x, axis=0)
+
+    def transform(self, x: np.ndarray) -> np.ndarray:
+        """Rows with their NaN filled in."""
+        at, found = np.arange(x.shape[1]), np.tile(self._means, (len(x), 1))
+        for line, row, seen in zip(found, x, ~np.isnan(x), strict=True):
+            if seen.any():
+                line[:] = np.interp(at, at[seen], row[seen])
+        return found
 
 
 def shrinkage_of(x: np.ndarray) -> float:
