@@ -40,7 +40,7 @@ OURS = {"GEODE", "default", "default, 8 trees", "GEODE, depth 6, 8 trees", None}
 LOSSES = {
     "mae": ("mean abs. error", False),
     "mse": ("mean squared error", False),
-    "geode": ("mean abs. error", False),
+    "geode": ("mean squared error", False),
     "error_percent": ("error, %", False),
     "half_error_percent": ("error with half of the pixels hidden, %", False),
     "nats": ("held-out nats", True),
@@ -112,11 +112,11 @@ def tables() -> list[str]:
             row["what"],
             printed(row["before"]),
             printed(row["now"]),
-            "" if row["gain_se"] is None else printed(row["gain_se"]),
+            "" if row["gain_se"] is None else f"{row['gain_se']:.1g}",
         ]
         for row in worse
     ]
-    return lines + table(["", "data", "", "before", "now", "error of the difference"], cells)
+    return lines + table(["experiment", "data", "number", "before", "now", "error of the difference"], cells)
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:

@@ -83,8 +83,7 @@ def tables() -> list[str]:
         "### Does the score that chooses predict held-out density?",
         "",
         "A score on training rows decides on a shared span and on a noise covariance. Gains over neither, nats per"
-        " row; the rows are training rows in the first split of other tables, and in part test rows in their others;"
-        " the covariance that is chosen, if one is:",
+        " row; the rows are training rows in the first split of other tables, and in part test rows in their others:",
         "",
         "| data | of | gain in the score | gain held out |",
         "|---|---|---|---|",

@@ -81,8 +81,8 @@ def tables() -> list[str]:
         "### The time to the first sweep",
         "",
         "On a CPU: what `fit` compiles, at LLVM's third level of optimisation (XLA's default), at the second (ours)"
-        " and for short runs, the sweeps that come out, and the first ten sweeps of a new process, which are a short"
-        " run, compiled and read from JAX's persistent cache.",
+        " and, *at short*, at none, as for runs that take less time than to optimise; the sweeps that come out; and the"
+        " first ten sweeps of a new process, which are such a run, compiled and read from JAX's persistent cache.",
         "",
     ]
     head = [

@@ -40,7 +40,7 @@ def tables() -> list[str]:
         "### Each stage against the number of features",
         "",
         f"The paper's figure 1: {settings['rows']} rows, one tree, 500 + 500 sweeps, nothing compiled. With"
-        " fewer features than twice the rows, a noise covariance takes the longer the more there are:",
+        " fewer features than twice the rows, a noise covariance is fitted too; its time grows with their number:",
         "",
         "![Seconds of each stage against D](../notebooks/features_time.png)",
         "",

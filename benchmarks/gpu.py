@@ -177,7 +177,7 @@ def tables() -> list[str]:
     head = ["data", "device", "fit, first", "stage one, again", "sampler, again", "fill in, first", "fill in, ms a row"]
     lines += table([*head, "nats"], fits)
     if missing:
-        lines += ["", f"Not measured in the time that was lent: {', '.join(missing)}."]
+        lines += ["", f"Not measured: {', '.join(missing)}."]
     for row in rows_of("classes"):
         lines += [
             "",

@@ -52,9 +52,11 @@ def tables() -> list[str]:
     return [
         "### Samples against the data they were fitted to",
         "",
-        "100,000 samples of default fits:",
+        "100,000 samples of default fits. Means are off in deviations of the column; of deviations, the ratio of those"
+        " of samples to those of the data, over the columns. 1 / sqrt(n) is how far the data's own means are off. Last,"
+        " how many values lie beyond 6 deviations, in samples and in the data:",
         "",
-        *table([*head, "beyond 6 deviations (the data)"], lines),
+        *table([*head, "beyond 6 deviations (in the data)"], lines),
     ]
 
 

@@ -148,14 +148,14 @@ def tables() -> list[str]:
     ]
     for name in sorted((path.stem for path in RESULTS.glob("scenarios*.json")), key=lambda name: (len(name), name)):
         record = load(name)
-        rows = _with_ours(record["rows"])
+        rows = with_ours(record["rows"])
         pairs = {(row["scenario"], row["replicate"]) for row in rows}
         about = f"D = {record['settings']['features']}, {len(pairs)} data sets, `{record['command']}`:"
         lines += ["", about, "", *_table_of(rows), "", _loss_of(rows)]
     return lines
 
 
-def _with_ours(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_ours(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the data sets on which GEODE has been measured: those of rivals stay in the file when ours are redone."""
     ours = {(row["scenario"], row["replicate"]) for row in rows if row["method"] == f"GEODE{DROPPED}"}
     return [row for row in rows if (row["scenario"], row["replicate"]) in ours]

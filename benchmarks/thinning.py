@@ -78,9 +78,10 @@ def tables() -> list[str]:
     lines = [
         "### How many draws a prediction needs",
         "",
-        f"Error by averaging over fewer than all {every} draws per tree, root mean square over the rows (nats), or"
+        f"From {every} draws per tree (a default fit has 100): error by averaging over fewer of them, root mean square"
+        " over the rows (nats), or"
         " over the hidden half of their features (in standard deviations of what is hidden, against the most draws"
-        " here). By default at most 200, and 8:",
+        " here). By default densities average over at most 200, and what is filled in over 8:",
         "",
     ]
     rows = [
