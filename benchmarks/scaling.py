@@ -1,11 +1,13 @@
 """What each cost grows with: time against n, D, K, d and T, as slopes on log-log axes beside the theory's.
 
 A sweep should read n K d numbers; it knows neither D nor T. A log density of n rows should take n K (4 D d + 2 d T)
-operations: two products with the basis, then one with the draws. Its time is also given over its floor, as many
-operations in one large product, timed in the same run. Stage one has no single theory: its parts grow with n log n to
-n^2 and with D.
+operations: two products with the basis, then one with the draws. Filling in n rows of which half is hidden, with
+intervals, should take n C (D d^2 / 2 + T d^3 / 3) operations at the C nodes that are considered: the Gram matrices of
+the observed features, and a factor for every draw. Times of both are also given over their floors, as many operations
+in one large product, timed in the same run. Stage one has no single theory: its parts grow with n log n to n^2 and with
+D.
 
-python -m benchmarks.scaling [--quick]
+python -m benchmarks.scaling [--parts "filling in" ...] [--quick]
 """
 
 import argparse
@@ -26,10 +28,15 @@ from geode_jax.gibbs.chain import initial_chain
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.model.tree import tree_from_mask
+from geode_jax.predict.conditional_moments import conditional_summary, tails
 from geode_jax.predict.density import log_density_by_tree
+from geode_jax.predict.mixture import bytes_per_row
+from geode_jax.predict.nodes import Nodes
+from geode_jax.predict.rows import CANDIDATES, map_partial_rows, num_wanted
 
 SWEEP = {"n": 20_000, "K": 63, "d": 20}
 DENSITY = {"n": 2000, "D": 500, "K": 63, "d": 20, "T": 100}
+FILLING_IN = {"n": 256, "D": 500, "K": 63, "d": 20, "T": 8}
 STAGE_ONE = {"n": 4000, "D": 100}
 VARIED: dict[str, dict[str, tuple[int, ...]]] = {
     "sweep": {"n": (5000, 20_000, 80_000), "K": (15, 63, 255), "d": (10, 20, 40, 80)},
@@ -40,12 +47,20 @@ VARIED: dict[str, dict[str, tuple[int, ...]]] = {
         "d": (10, 20, 40),
         "T": (25, 100, 400),
     },
+    "filling in": {
+        "n": (64, 256, 1024),
+        "D": (125, 500, 2000),
+        "K": (15, 63, 255),
+        "d": (10, 20, 40, 80),
+        "T": (2, 8, 32),
+    },
     "stage one": {"n": (1000, 4000, 16_000), "D": (100, 400, 1600)},
 }
 QUICK_SIZES = {"n": 200, "K": 7, "D": 100, "d": 5, "T": 10}
 QUICK: dict[str, dict[str, tuple[int, ...]]] = {
     "sweep": {"n": (200, 400)},
     "log density": {"T": (5, 10)},
+    "filling in": {"T": (2, 4)},
     "stage one": {"n": (200, 300)},
 }
 
@@ -71,7 +86,13 @@ def flops_per_second() -> float:
     return 2 * 2048**3 / best_seconds(lambda: multiply(x))
 
 
-def log_density(sizes: dict[str, int]) -> dict[str, float]:
+def filling_in_flops(sizes: dict[str, int]) -> float:
+    features, rank, draws = (sizes[name] for name in ("D", "d", "T"))
+    return sizes["n"] * CANDIDATES * (features * rank**2 / 2 + draws * rank**3 / 3)
+
+
+def synthetic_posterior(sizes: dict[str, int]) -> tuple[Dictionary, Draw]:
+    """One tree that says nothing of any data."""
     rng = np.random.default_rng(0)
     nodes, features, rank, draws = (sizes[name] for name in ("K", "D", "d", "T"))
     basis = np.linalg.qr(rng.normal(size=(features, rank)))[0]
@@ -93,9 +114,32 @@ def log_density(sizes: dict[str, int]) -> dict[str, float]:
         dimension=jnp.ones((1, draws, nodes), jnp.int32),
         log_joint=jnp.zeros((1, draws)),
     )
-    x = jnp.asarray(rng.normal(size=(sizes["n"], features)), jnp.float32)
+    return dictionary, draw
+
+
+def log_density(sizes: dict[str, int]) -> dict[str, float]:
+    dictionary, draw = synthetic_posterior(sizes)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(sizes["n"], sizes["D"])), jnp.float32)
     seconds = best_seconds(lambda: log_density_by_tree(dictionary, draw, x))
     return {"seconds": seconds, "over its floor": seconds * flops_per_second() / density_flops(sizes)}
+
+
+def filling_in(sizes: dict[str, int]) -> dict[str, float]:
+    dictionary, draw = synthetic_posterior(sizes)
+    rng = np.random.default_rng(1)
+    is_observed = (rng.random((sizes["n"], sizes["D"])) < 0.5).astype(np.float32)
+    x = rng.normal(size=is_observed.shape).astype(np.float32) * is_observed
+    few = min(CANDIDATES, sizes["K"])
+    options = {"num_candidates": few, "num_wanted": num_wanted(is_observed, None)}
+    shared = Nodes(dictionary, None), draw, None, jnp.asarray(tails((0.025, 0.975)), jnp.float32)
+    size = bytes_per_row(dictionary, few, sizes["T"], 0)
+
+    def filled() -> Any:
+        given = {"bytes_per_row": size, "posterior": None, **options}
+        return map_partial_rows(conditional_summary, shared, x, is_observed, **given)
+
+    seconds = best_seconds(filled)
+    return {"seconds": seconds, "over its floor": seconds * flops_per_second() / filling_in_flops(sizes)}
 
 
 def stage_one(sizes: dict[str, int]) -> dict[str, float]:
@@ -109,6 +153,7 @@ def stage_one(sizes: dict[str, int]) -> dict[str, float]:
 PARTS: dict[str, tuple[Callable[[dict[str, int]], dict[str, float]], dict[str, int]]] = {
     "sweep": (sweep, SWEEP),
     "log density": (log_density, DENSITY),
+    "filling in": (filling_in, FILLING_IN),
     "stage one": (stage_one, STAGE_ONE),
 }
 
@@ -119,7 +164,8 @@ def expected_slope(part: str, name: str, values: tuple[int, ...], sizes: dict[st
         return None
     if part == "sweep":
         return 1.0
-    counts = [density_flops({**sizes, name: value}) for value in values]
+    flops = density_flops if part == "log density" else filling_in_flops
+    counts = [flops({**sizes, name: value}) for value in values]
     return float(np.polyfit(np.log(values), np.log(counts), 1)[0])
 
 
@@ -132,9 +178,11 @@ def tables() -> list[str]:
         "### What each cost grows with",
         "",
         "Slopes of time on log-log axes, beside those of the operations that the theory counts (a sweep should read n"
-        " K d numbers, a log density take n K (4 D d + 2 d T) operations; stage one, one tree of depth 4, has no"
-        " single theory). A log density's time is also given over its floor, as many operations in one large product,"
-        f" timed in the same run. What does not vary: {'; '.join(f'{part}: {text}' for part, text in sizes.items())}."
+        " K d numbers, a log density take n K (4 D d + 2 d T) operations, filling in n rows of which half is hidden,"
+        f" with intervals, n C (D d^2 / 2 + T d^3 / 3) at the C = {CANDIDATES} nodes considered; stage one, one tree of"
+        " depth 4, has no single theory). Times of both kinds of predictions are also given over their floors, as many"
+        " operations in one large product, timed in the same run."
+        f" What does not vary: {'; '.join(f'{part}: {text}' for part, text in sizes.items())}."
         " On one core:",
         "",
     ]
@@ -151,11 +199,14 @@ def tables() -> list[str]:
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="only these; other results are kept")
     parser.add_argument("--quick", action="store_true", help="a tiny run that only shows that everything works")
     options = parser.parse_args(arguments)
-    rows = []
-    for part, varied in (QUICK if options.quick else VARIED).items():
-        measure, base = PARTS[part]
+    parts: list[str] = options.parts or list(PARTS)
+    earlier = [] if options.quick or not options.parts else load("scaling")["rows"]
+    rows = [row for row in earlier if row["part"] not in parts]
+    for part in parts:
+        varied, (measure, base) = (QUICK if options.quick else VARIED)[part], PARTS[part]
         if options.quick:
             base = {name: QUICK_SIZES[name] for name in base}
         measure(base)  # what is paid once: imports, compilation of what does not depend on sizes
@@ -175,6 +226,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
                 row["over its floor"] = [one["over its floor"] for one in found]
             rows.append(row)
             print(row, flush=True)
+    rows.sort(key=lambda row: list(PARTS).index(row["part"]))
     if not options.quick:
         write_result("scaling", {name: base for name, (_, base) in PARTS.items()}, rows)
     return rows

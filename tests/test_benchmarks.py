@@ -909,5 +909,5 @@ def test_thinning():
 @pytest.mark.slow
 def test_scaling():
     rows = scaling.main(["--quick"])
-    assert [row["part"] for row in rows] == ["sweep", "log density", "stage one"]
+    assert [row["part"] for row in rows] == ["sweep", "log density", "filling in", "stage one"]
     assert all(min(row["seconds"]) > 0 for row in rows)
