@@ -60,7 +60,7 @@ QUICK_SIZES = {"n": 200, "K": 7, "D": 100, "d": 5, "T": 10}
 QUICK: dict[str, dict[str, tuple[int, ...]]] = {
     "sweep": {"n": (200, 400)},
     "log density": {"T": (5, 10)},
-    "filling in": {"T": (2, 4)},
+    "filling in": {"n": (64, 128)},
     "stage one": {"n": (200, 300)},
 }
 
