@@ -31,6 +31,7 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "smoothness": (),
     "scenarios": ("scenario", "missing"),
     "scenarios_10000": ("scenario", "missing"),
+    "scenarios_15000": ("scenario", "missing"),
     "memory": ("rows", "features"),
 }
 SPLIT = ("split", "seed", "replicate")
