@@ -117,7 +117,7 @@ EXPERIMENTS = tuple(experiment for group in GROUPS.values() for experiment in gr
 _WIDE = "a noise covariance was not yet tried where features are at least twice as many as rows"
 _FILLS = "training rows that miss values would be filled in slightly differently today"
 OLDER = {
-    "scenarios": f"With 5000 and 10,000 features {_WIDE}; {_FILLS}.",
+    "scenarios": f"When 5000 and 10,000 features were run {_WIDE}; {_FILLS} there.",
     "smoothness": f"When this was run {_WIDE}; the first replicate came out the same with it.",
     "dimension": f"When the simulated data were run {_WIDE}; all came out the same with it.",
     "wide": f"When this was run {_WIDE}.",
@@ -141,8 +141,8 @@ TIMED = {
     "smoothness": "Timed beside other work.",
     "memory": "Timed beside other work.",
     "run_length": "Timed beside other work.",
-    "frey_missing": "Ours with missing values, and all of the second split, were timed on a machine about half as quick"
-    " as the other rows'; rivals but the Gaussian process beside other work.",
+    "frey_missing": "Ours with missing values, all of the second split, KNNImputer and the Gaussian process were timed"
+    " on a machine about half as quick as the other rows'; the other rivals beside other work.",
     "whole_fit": "First fits would be a little quicker today: a single chain takes JAX less time to trace.",
     "compile_time": "First sweeps would be a little quicker today: a single chain takes JAX less time to trace.",
 }
