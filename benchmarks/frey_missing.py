@@ -5,7 +5,8 @@ python -m benchmarks.frey_missing [--quick] [--data FOLDER] [--seeds 0] [--pictu
 (a) The paper's protocol: 1000 complete training frames, a random half of the pixels of the other 965 hidden. (b) The
 same where 20% or 50% of the training pixels are missing too, at random, so that no complete row is left. Rivals learn
 from the rows of the 20% case. (c) Halves and blocks hidden, as in the paper's figure 6, as a picture. Rivals
-choose on training rows. A run goes on where the last one with the same seeds ended.
+choose on training rows, soft-impute on those of the test too. A run goes on where the last one with the same seeds
+ended.
 """
 
 import argparse
@@ -129,8 +130,9 @@ def _frey_missing() -> list[str]:
         "### Missing values in training too",
         "",
         f"Frey faces as above, {len(record['settings']['seeds'])} splits. Where any are missing no training row is"
-        " complete. KNNImputer's neighbours, soft-impute's threshold and the process's kernel are chosen on training"
-        " rows; soft-impute completes training and test rows together, those that the process learns from apart:",
+        " complete. KNNImputer's neighbours and the process's kernel are chosen on training rows. Soft-impute completes"
+        " training and test rows together and chooses its threshold on both; those that the process learns from are"
+        " completed without the test rows:",
         "",
         "| | missing in training | mean abs. error | coverage of 95% | mean width | seconds in all |",
         "|---|---|---|---|---|---|",

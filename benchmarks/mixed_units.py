@@ -111,7 +111,7 @@ def tables() -> list[str]:
         "Small tables of scikit-learn and statsmodels. Rivals get the columns divided by their deviations, as does"
         f" our standardised row. Held-out nats per row, mean of {record['settings']['splits']} splits. The standard"
         " error is that over the test rows of one split; splits share rows. The Gaussian mixture has up to 8 components"
-        " by BIC, at least 20 training rows for each. Two of our defaults were chosen on random splits of iris, wine,"
+        " by BIC, at least 20 training rows for each. Three of our defaults were chosen on random splits of iris, wine,"
         " breast cancer and diabetes. Columns that are mostly one of few values,"
         " or the difference of two others, are left out.",
         "",

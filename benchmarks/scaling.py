@@ -2,8 +2,9 @@
 
 A sweep should read n K d numbers; it knows neither D nor T. A log density of n rows should take n K (4 D d + 2 d T)
 operations: two products with the basis, then one with the draws. Filling in n rows of which half is hidden, with
-intervals, should take n C (D d^2 / 2 + T d^3 / 3) operations at the C nodes that are considered: the Gram matrices of
-the observed features, and a factor for every draw. Times of both are also given over their floors, as many operations
+intervals, should take n C (3 D d^2 / 2 + T d^3 / 3) operations at the C nodes that are considered: the Gram matrices of
+the observed features, a factor for every draw, and the variances of the others; to choose these nodes is left out.
+Times of both are also given over their floors, as many operations
 in one large product, timed in the same run. Stage one has no single theory: its parts grow with n log n to n^2 and with
 D.
 
@@ -88,7 +89,7 @@ def flops_per_second() -> float:
 
 def filling_in_flops(sizes: dict[str, int]) -> float:
     features, rank, draws = (sizes[name] for name in ("D", "d", "T"))
-    return sizes["n"] * CANDIDATES * (features * rank**2 / 2 + draws * rank**3 / 3)
+    return sizes["n"] * CANDIDATES * (3 * features * rank**2 / 2 + draws * rank**3 / 3)
 
 
 def synthetic_posterior(sizes: dict[str, int]) -> tuple[Dictionary, Draw]:
@@ -129,10 +130,9 @@ def filling_in(sizes: dict[str, int]) -> dict[str, float]:
     rng = np.random.default_rng(1)
     is_observed = (rng.random((sizes["n"], sizes["D"])) < 0.5).astype(np.float32)
     x = rng.normal(size=is_observed.shape).astype(np.float32) * is_observed
-    few = min(CANDIDATES, sizes["K"])
-    options = {"num_candidates": few, "num_wanted": num_wanted(is_observed, None)}
+    options = {"num_candidates": CANDIDATES, "num_wanted": num_wanted(is_observed, None)}
     shared = Nodes(dictionary, None), draw, None, jnp.asarray(tails((0.025, 0.975)), jnp.float32)
-    size = bytes_per_row(dictionary, few, sizes["T"], 0)
+    size = bytes_per_row(dictionary, CANDIDATES, sizes["T"], 0)
 
     def filled() -> Any:
         given = {"bytes_per_row": size, "posterior": None, **options}
@@ -179,9 +179,9 @@ def tables() -> list[str]:
         "",
         "Slopes of time on log-log axes, beside those of the operations that the theory counts (a sweep should read n"
         " K d numbers, a log density take n K (4 D d + 2 d T) operations, filling in n rows of which half is hidden,"
-        f" with intervals, n C (D d^2 / 2 + T d^3 / 3) at the C = {CANDIDATES} nodes considered; stage one, one tree of"
-        " depth 4, has no single theory). Times of both kinds of predictions are also given over their floors, as many"
-        " operations in one large product, timed in the same run."
+        f" with intervals, n C (3 D d^2 / 2 + T d^3 / 3) at the C = {CANDIDATES} nodes considered; stage one, one tree"
+        " of depth 4, has no single theory). Times of both kinds of predictions are also given over their floors, as"
+        " many operations in one large product, timed in the same run; to choose the nodes is left out of the floor."
         f" What does not vary: {'; '.join(f'{part}: {text}' for part, text in sizes.items())}."
         " On one core:",
         "",

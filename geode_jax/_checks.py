@@ -199,7 +199,7 @@ def _as_float_array(data: ArrayLike, name: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name}: expected numbers, got dtype {array.dtype}")
     if array.dtype.kind != "f" or array.dtype.itemsize not in (4, 8):
-        array = array.astype(np.float32 if array.dtype.itemsize <= 2 else np.float64)  # holds all of them
+        array = array.astype(np.float32 if array.dtype.itemsize <= 2 else np.float64)  # float32 holds all of two bytes
     return array
 
 

@@ -330,7 +330,7 @@ def test_methods_are_compared_with_ours_row_by_row():
         )
 
     methods = {"GEODE": filling_with(0.0), "far": filling_with(3.0), "as done": None}
-    done = [{"data": "it", "method": name} for name in ("GEODE", "as done")]
+    done = [{"data": "it", "method": name, "mae": 1.0, "against ours": {}} for name in ("GEODE", "as done")]
     rows = real_data.measure_all("it", {"it": lambda: data}, lambda *_: methods, done, quick=True)
     assert [row["method"] for row in rows] == ["as done", "GEODE", "far"]
     assert rows[1]["mae"] == pytest.approx(np.abs(data.test[hidden]).mean())
@@ -343,7 +343,15 @@ def test_methods_are_compared_with_ours_row_by_row():
     assert [density["rows"], density["gain_se"]] == pytest.approx([0.0, 0.0])
     lines = real_data.pairs_of(rows)
     assert "| it | nats per feature | far | -3.000 (0.000) | -3.000 | 0% |" in lines
+    assert "against ours" not in rows[0]  # it was compared with another fit of ours
     assert real_data.measure_all("it", {"it": lambda: data}, lambda *_: methods, rows, quick=True) == rows
+    again = real_data.measure_all(
+        "it", {"it": lambda: data}, lambda *_: methods | {"new": methods["far"]}, rows, quick=True
+    )
+    assert [row.get("against ours") for row in again if row["method"] in ("far", "new")] == [
+        rows[2]["against ours"]
+    ] * 2
+    assert real_data.pairs_of(rows[:2]) == []
 
 
 def test_imputers_of_tables_that_miss_values():
@@ -599,6 +607,11 @@ def test_changes():
     rows = changes.main(["--quick"])
     assert {row["experiment"] for row in rows} == set(changes.EXPERIMENTS)
     assert {row["gain"] for row in rows} == {0.0}
+
+
+def test_notes_are_of_experiments():
+    names = {module.__name__.rpartition(".")[2] for module in readme.EXPERIMENTS}
+    assert readme.OLDER.keys() | readme.TIMED.keys() <= names
 
 
 def test_readme_shows_the_committed_results():

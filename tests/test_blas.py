@@ -52,7 +52,8 @@ def test_the_setting_is_restored_if_it_is_interrupted_while_it_is_made(monkeypat
         if next(calls) == call:
             raise KeyboardInterrupt
 
-    assert len(blas._libraries()) > call
+    if len(blas._libraries()) <= call:
+        pytest.skip("there are not so many BLAS libraries")
     monkeypatch.setattr(blas, "_set_threads", interrupted)
     with pytest.raises(KeyboardInterrupt), one_blas_thread():
         pass

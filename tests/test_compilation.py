@@ -29,22 +29,42 @@ def as_users_compile():
     jax.clear_caches()
 
 
+@pytest.fixture
+def mappings(tmp_path, monkeypatch):
+    """Says that so many of 100 mappings that the system allows are in use."""
+    (tmp_path / "most").write_text("100\n")
+    monkeypatch.setattr(compilation, "MAPPINGS", tmp_path / "mappings")
+    monkeypatch.setattr(compilation, "MOST_MAPPINGS", tmp_path / "most")
+    monkeypatch.setattr(compilation, "_left", [0])
+    return lambda used: (tmp_path / "mappings").write_text("mapping\n" * used)
+
+
 @pytest.mark.parametrize(("used", "drops"), [(51, 2), (49, 0)])
-def test_fits_make_room_before_there_are_too_many_programs(tmp_path, monkeypatch, data, used, drops):
-    """Of 100 mappings that the system allows: at the start of both stages."""
-    for name, text in (("MAPPINGS", "mapping\n" * used), ("MOST_MAPPINGS", "100\n")):
-        (tmp_path / name).write_text(text)
-        monkeypatch.setattr(compilation, name, tmp_path / name)
+def test_fits_make_room_before_there_are_too_many_programs(mappings, monkeypatch, data, used, drops):
+    """At the start of both stages."""
+    mappings(used)
+    many = compilation._num_mappings()
+    # dropping programs leaves few mappings, of which there are many again at the next stage
+    monkeypatch.setattr(compilation, "_num_mappings", mock.Mock(side_effect=[many, 10, many, 10]))
     with mock.patch.object(jax, "clear_caches") as clear:
         geode_jax.fit(jax.random.key(0), data, dictionary=DICTIONARY, sampler=SAMPLER)
     assert clear.call_count == drops
 
 
-def test_predictions_make_room_too(posterior, data, tmp_path, monkeypatch):
+def test_what_others_map_is_not_dropped_for_ever(mappings):
+    """Programs are dropped once, and again when there are many more mappings."""
+    counts = []
+    for used in (60, 60, 70, 73, 73):
+        mappings(used)
+        with mock.patch.object(jax, "clear_caches") as clear:
+            compilation.drop_programs_if_many()
+        counts.append(clear.call_count)
+    assert counts == [1, 0, 0, 1, 0]
+
+
+def test_predictions_make_room_too(posterior, data, mappings, monkeypatch):
     """But count no mappings where they counted a moment ago."""
-    for name, text in (("MAPPINGS", "mapping\n" * 51), ("MOST_MAPPINGS", "100\n")):
-        (tmp_path / name).write_text(text)
-        monkeypatch.setattr(compilation, name, tmp_path / name)
+    mappings(51)
     monkeypatch.setattr(compilation, "SECONDS_BETWEEN_LOOKS", 1e6)
     monkeypatch.setattr(compilation, "_last_look", [-np.inf])
     with mock.patch.object(jax, "clear_caches") as clear:

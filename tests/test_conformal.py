@@ -89,6 +89,9 @@ def test_intervals_without_a_width_widen_no_others():
     rows, is_missing = np.full((50, 3), 1.5), np.array([[False, True, True]])
     assert widening(intervals, rows, is_missing, 0.9) == pytest.approx(0.5)
     assert widening(intervals, rows, is_missing & (np.arange(3) == 1), 0.9) == 0.0
+    rows[3:, 2] = np.nan  # so that few rows show what has a width
+    with pytest.raises(ValueError, match="calibration: expected at least 9 rows whose intervals have a width, got 3"):
+        widening(intervals, rows, is_missing, 0.9)
 
 
 def test_any_probability_has_a_quantile():

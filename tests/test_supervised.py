@@ -385,7 +385,7 @@ def test_scores_that_are_interrupted_lose_no_posterior(linear, monkeypatch):
     with pytest.warns(RuntimeWarning, match="the posterior is complete, but novelty needs calibration rows"):
         model.fit(X)
     assert model.posterior_ is expected
-    with pytest.raises(ValueError, match="pass calibration"):
+    with pytest.raises(ValueError, match="no row was complete, or fit was interrupted before; pass calibration"):
         model.novelty(X)
 
 

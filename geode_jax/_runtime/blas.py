@@ -61,7 +61,7 @@ def one_blas_thread() -> Iterator[None]:
     begin sets it and the last to end restores it. Can also be used as a decorator.
     """
     libraries, is_counted = _libraries(), False
-    try:  # Ctrl-C may come at any place
+    try:  # Ctrl-C may come while the setting is made
         with _users.lock:
             if _users.number == 0:
                 _users.before = [library.get_num_threads() for library in libraries]

@@ -23,9 +23,11 @@ if jaxlib.version.__version_info__ < (0, 11):
 
 # Linux: memory mappings of this process, one per line, and how many it may have.
 MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-# A program takes about as long to compile, and some hundred mappings.
+# In this time one or two programs are compiled, which hold a few hundred mappings each.
 SECONDS_BETWEEN_LOOKS = 1.0
 _last_look = [-math.inf]
+# How many mappings were left when programs were last dropped: they were others'.
+_left = [0]
 
 
 def drop_programs_if_many() -> None:
@@ -33,24 +35,29 @@ def drop_programs_if_many() -> None:
 
     Every program holds some, and XLA crashes at the limit of 65,530: after about a hundred fits to data of different
     shapes, as in a search over settings. A dropped program that is needed again is recompiled, or read from JAX's
-    persistent cache.
+    persistent cache. Where most mappings are not those of programs, these are dropped again only after many more.
     """
     try:
-        used, most = MAPPINGS.read_bytes().count(b"\n"), int(MOST_MAPPINGS.read_text())
+        used, most = _num_mappings(), int(MOST_MAPPINGS.read_text())
     except (OSError, ValueError):  # not Linux
         return
-    if used > most // 2:
+    if used > most // 2 and used - _left[0] > most // 8:
         jax.clear_caches()
+        _left[0] = _num_mappings()
 
 
-def drop_programs_if_many_by_now() -> None:
-    """:func:`drop_programs_if_many`, at most once in so many seconds: to count mappings takes some milliseconds.
+def drop_programs_at_times() -> None:
+    """:func:`drop_programs_if_many`, but it looks at most once a second: to count mappings takes some milliseconds.
 
     For predictions, each of which may compile a program or none.
     """
     if time.monotonic() - _last_look[0] > SECONDS_BETWEEN_LOOKS:
         _last_look[0] = time.monotonic()
         drop_programs_if_many()
+
+
+def _num_mappings() -> int:
+    return MAPPINGS.read_bytes().count(b"\n")
 
 
 class Program(Generic[Result]):

@@ -161,12 +161,18 @@ def _fit(options: argparse.Namespace) -> int:
     num_draws = model.posterior_.num_draws
     if num_draws < options.num_samples:
         what = f"a model with {num_draws} of {options.num_samples} draws per chain"
-    elif model.held_out_scores_.size == 0 and not np.isnan(rows).any(axis=1).all():
+    elif model.held_out_scores_.size == 0 and _has_complete_rows(rows, model):
         what = "the whole model, but not the densities that --novelty without --calibration compares with,"
     else:
         return OK
     print(f"interrupted: saved {what} to {options.model}", file=sys.stderr)
     return INTERRUPTED
+
+
+def _has_complete_rows(rows: np.ndarray, model: GeodeDensity) -> bool:
+    """Whether any row shows all features that vary."""
+    features = model.posterior_.features
+    return not np.isnan(rows if features is None else rows[:, features]).any(axis=1).all()
 
 
 def _add_table_format(command: Any) -> None:

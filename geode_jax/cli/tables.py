@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import itertools
+import math
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -293,7 +294,7 @@ def _numbers(
     found: list[float] = []
     for column in chosen:
         value = _number(row[column], text.decimal)
-        if value is None or np.isinf(value):
+        if value is None or math.isinf(value):
             which = f"column {first[column].strip()!r}" if has_names else f"column {column + 1}"
             raise TableError(f"{where}, {which}: expected a finite number or nothing, got {row[column]!r}")
         found.append(value)

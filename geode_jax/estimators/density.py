@@ -148,7 +148,10 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
                 " rows that were not in the fit as `calibration`"
             )
         if self.held_out_scores_.size == 0:
-            raise ValueError("X: novelty compares with complete rows of fit, and there were none; pass calibration")
+            raise ValueError(
+                "X: novelty compares with densities of complete rows of fit, and there are none: no row was complete,"
+                " or fit was interrupted before; pass calibration"
+            )
         return p_values(log_density(posterior, data), self.held_out_scores_)
 
     def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:

@@ -23,7 +23,8 @@ def widening(
     """How much to widen `intervals` at either end, as a share of their width, to reach this probability; at least -0.5.
 
     `rows` are held out; each gets one of the patterns `is_missing`. Coverage is exact with one hidden feature per row;
-    with more it holds on average over them. Raises ValueError if there are too few `rows` for the probability.
+    with more it holds on average over them. Intervals without a width are left out: no factor widens them. Raises
+    ValueError if there are too few `rows` for the probability.
     """
     needed = int(np.ceil(probability / (1.0 - probability) - 1e-9))
     if rows.shape[0] < needed:
@@ -45,15 +46,19 @@ def widening(
             f"calibration: expected at least {needed} rows that show something of what is missing in X, and something"
             f" else, got {rows.shape[0]}"
         )
-    lower, upper = (end[is_hidden] for end in intervals(np.where(is_hidden, np.nan, rows)))
-    # intervals without a width stay as they are, however much the others are widened
-    has_width = upper > lower
-    lower, upper, truth = lower[has_width], upper[has_width], rows[is_hidden][has_width]
-    if truth.size == 0:
+    lower, upper = intervals(np.where(is_hidden, np.nan, rows))
+    is_hidden &= ~(lower == upper)
+    num_usable = int(is_hidden.any(axis=1).sum())
+    if num_usable == 0:
         return 0.0
+    if num_usable < needed:
+        raise ValueError(
+            f"calibration: expected at least {needed} rows whose intervals have a width, got {num_usable} of them"
+        )
+    lower, upper, truth = lower[is_hidden], upper[is_hidden], rows[is_hidden]
     beyond = np.maximum(lower - truth, truth - upper) / (upper - lower)
     # the finite-sample correction counts rows, which are independent; the features of a row are not
-    level = np.clip(probability * (1.0 + 1.0 / rows.shape[0]) - 1e-9, 0.0, 1.0)
+    level = np.clip(probability * (1.0 + 1.0 / num_usable) - 1e-9, 0.0, 1.0)
     return float(np.quantile(beyond, level, method="inverted_cdf"))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geode_jax._runtime.blas import lapack_turn
-from geode_jax._runtime.compilation import drop_programs_if_many_by_now
+from geode_jax._runtime.compilation import drop_programs_at_times
 from geode_jax._runtime.devices import everywhere, may_call_lapack, mesh_of, on_one
 
 
@@ -71,7 +71,7 @@ def map_row_blocks(
     compiled as a whole, once for every value of the hashable `options`. If it `calls_lapack` and the devices could wait
     for each other there, the first of them does all the work. Other threads have their blocks in between.
     """
-    drop_programs_if_many_by_now()
+    drop_programs_at_times()
     n = jax.tree.leaves(rows)[0].shape[0]
     mesh = mesh_of(shared)
     if mesh is not None and calls_lapack and not may_call_lapack(mesh):

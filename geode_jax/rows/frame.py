@@ -67,7 +67,8 @@ class Frame(NamedTuple):
 def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Frame:
     """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
 
-    Every column needs an observed entry. A column that never varies is left out of model coordinates: it tells nothing
+    A column that varies by less than `LEAST_SPREAD` of that is divided by its own largest deviation. Every column needs
+    an observed entry. A column that never varies is left out of model coordinates: it tells nothing
     of the noise, which would seem smaller than it is. It is shifted by its value, so that it is exactly 0 whatever its
     size. Raises ValueError if no column varies: there is no spread to set a unit by.
     """
