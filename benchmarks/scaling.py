@@ -181,8 +181,8 @@ def tables() -> list[str]:
         " K d numbers, a log density take n K (4 D d + 2 d T) operations, filling in n rows of which half is hidden,"
         f" with intervals, n C (3 D d^2 / 2 + T d^3 / 3) at the C = {CANDIDATES} nodes considered; stage one, one tree"
         " of depth 4, has no single theory). Times of both kinds of predictions are also given over their floors, as"
-        " many operations in one large product, timed in the same run; to choose the nodes, most of the work with few directions, is left out of the"
-        " floor."
+        " many operations in one large product, timed in the same run; to choose the nodes, most of the work with few"
+        " directions, is left out of the floor."
         f" What does not vary: {'; '.join(f'{part}: {text}' for part, text in sizes.items())}."
         " On one core:",
         "",
