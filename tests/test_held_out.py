@@ -167,5 +167,5 @@ def test_novelty_needs_complete_training_rows():
     model = geode_jax.GeodeDensity(max_rank=3, depth=1, num_trees=1, num_warmup=5, num_samples=5, random_state=0)
     model.fit(rows)
     assert model.held_out_scores_.size == 0
-    with pytest.raises(ValueError, match="novelty compares with complete rows of fit, and there were none"):
+    with pytest.raises(ValueError, match="densities of complete rows of fit, and there are none: no row was complete"):
         model.novelty(_rows(2, 5))
