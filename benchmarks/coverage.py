@@ -81,9 +81,10 @@ def tables() -> list[str]:
         "### Coverage of 95% intervals",
         "",
         "The share of hidden values of new rows that are in their intervals, over simulated data sets with three"
-        " factors and noise. *By an observed feature*: what is missing depends on a value that is seen; *never seen"
-        " beyond a threshold*: large values of a feature are missing in all rows; *by the hidden value*: the larger a"
-        " value, the likelier it is missing, which no method can know:",
+        " factors and noise. In the kinds that miss values half of the features are missing together, in training too."
+        " *By an observed feature*: with a probability that rises with one that is seen; *beyond a threshold*: always"
+        " where that one is above its median, so that all is extrapolation; *by the hidden value*: with a probability"
+        " that rises with one of those missing, which no method can know:",
         "",
         *table(["", "data sets", "coverage", "standard error", "the lowest"], lines),
     ]

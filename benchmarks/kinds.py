@@ -182,8 +182,9 @@ def tables() -> list[str]:
         "",
         *real_data.lines_of(record["rows"], digits=3),
         "",
-        "Against the best rival, row by row. Standard errors are over the rows held out, which in spectra follow each"
-        " other in time and in fields lie side by side: there they are too small. Three fermentation spectra, one"
+        "Against the best rival, row by row, where both were measured in one run. Standard errors are over the rows"
+        " held out, which in spectra follow each other in time and in fields lie side by side: there they are too"
+        " small. Three fermentation spectra, one"
         f" spectrum three times over, are unlike all others: their {lowest} nats per feature decide the mean:",
         "",
         *real_data.pairs_of(record["rows"], digits=3),

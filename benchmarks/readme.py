@@ -463,7 +463,8 @@ def render_results() -> str:
         "",
         "Lower is better for errors, higher for nats: mean log densities of new rows, to be compared within a line"
         " only. Errors of pictures are in grey levels, 0 to 255, and half hidden means pixels at random; *columns as"
-        " they come* are not standardised. Both results are bold where they differ by less than two standard errors."
+        " they come* are not standardised. Both results are bold where they differ by less than two standard errors,"
+        " as far as these are known."
         " Seconds are medians: of the fit, and where the score is an error of filling in or predicting too. They are"
         " rough: some were taken beside other work or on a slower machine, and the first fit of a process"
         " compiles. [Every table](benchmarks/README.md) behind this, and which of them are older"
@@ -532,11 +533,11 @@ def render_details() -> str:
         "",
         "## In short",
         "",
-        "The best rival of every task, and ours; both are bold where they differ by less than two standard errors, or"
-        " are equal as printed. Standard errors are over splits, or over the held-out rows of one split (`real_data`,"
-        " `kinds`, `mixed_units`): those rows overlap in pictures and follow each other in spectra, and the errors are"
-        " then too small. Seconds are medians: of the fit, and where the score is an error of filling in or predicting"
-        " too; ours in `swiss_roll` are with both.",
+        "The best rival of every task, and ours; both are bold where they differ by less than two standard errors, as"
+        " far as these are known, or are equal as printed. Standard errors are over splits, or over the held-out rows"
+        " of one split (`real_data`, `kinds`, `mixed_units`): those rows overlap in pictures and follow each other in"
+        " spectra, and the errors are then too small. Seconds are medians: of the fit, and where the score is an error"
+        " of filling in or predicting too; ours in `swiss_roll` are with both.",
         "",
         *_summary(),
         "",

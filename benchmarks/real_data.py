@@ -287,8 +287,8 @@ def tables() -> list[str]:
         "",
         *lines_of(record["rows"]),
         "",
-        "Against the best rival, row by row. Standard errors are over the rows held out; where patches overlap they are"
-        " too small:",
+        "Against the best rival, row by row, where both were measured in one run. Standard errors are over the rows"
+        " held out; where patches overlap they are too small:",
         "",
         *pairs_of(record["rows"]),
     ]

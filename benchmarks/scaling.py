@@ -4,9 +4,8 @@ A sweep should read n K d numbers; it knows neither D nor T. A log density of n 
 operations: two products with the basis, then one with the draws. Filling in n rows of which half is hidden, with
 intervals, should take n C (3 D d^2 / 2 + T d^3 / 3) operations at the C nodes that are considered: the Gram matrices of
 the observed features, a factor for every draw, and the variances of the others; to choose these nodes is left out.
-Times of both are also given over their floors, as many operations
-in one large product, timed in the same run. Stage one has no single theory: its parts grow with n log n to n^2 and with
-D.
+Times of both are also given over their floors, as many operations in one large product, timed in the same run. Stage
+one has no single theory: its parts grow with n log n to n^2 and with D.
 
 python -m benchmarks.scaling [--parts "filling in" ...] [--quick]
 """

@@ -47,7 +47,7 @@ def widening(
             f" else, got {rows.shape[0]}"
         )
     lower, upper = intervals(np.where(is_hidden, np.nan, rows))
-    is_hidden &= ~(lower == upper)
+    is_hidden &= lower != upper
     num_usable = int(is_hidden.any(axis=1).sum())
     if num_usable == 0:
         return 0.0

@@ -68,9 +68,9 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
     """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
 
     A column that varies by less than `LEAST_SPREAD` of that is divided by its own largest deviation. Every column needs
-    an observed entry. A column that never varies is left out of model coordinates: it tells nothing
-    of the noise, which would seem smaller than it is. It is shifted by its value, so that it is exactly 0 whatever its
-    size. Raises ValueError if no column varies: there is no spread to set a unit by.
+    an observed entry. A column that never varies is left out of model coordinates: it tells nothing of the noise, which
+    would seem smaller than it is. It is shifted by its value, so that it is exactly 0 whatever its size. Raises
+    ValueError if no column varies: there is no spread to set a unit by.
     """
     total, count = np.zeros(data.shape[1]), np.zeros(data.shape[1])
     lowest, highest = np.full(data.shape[1], np.inf), np.full(data.shape[1], -np.inf)
