@@ -108,8 +108,7 @@ def arguments(posterior, request, monkeypatch):
     """
     is_ranked = request.param.startswith("ranked")
     if is_ranked:
-        for module in (mixture, nodes):
-            monkeypatch.setattr(module, "SCREEN_RANK", 1)
+        monkeypatch.setattr(nodes, "SCREEN_RANK", 1)
         jax.clear_caches()  # what was traced with the package's own
     with jax_settings(posterior.dtype):
         x, identity = jnp.zeros((4, 6), posterior.dtype), jnp.eye(6, dtype=posterior.dtype)

@@ -436,8 +436,7 @@ def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch)
 
     Of a few rows the best node is the last by the one direction that ranks it.
     """
-    for module in (mixture, nodes_module):
-        monkeypatch.setattr(module, "SCREEN_RANK", 1)
+    monkeypatch.setattr(nodes_module, "SCREEN_RANK", 1)
     jax.clear_caches()
     draws = jax.tree.map(jnp.asarray, posterior.thin(6))
     nodes = nodes_module.Nodes.of(posterior.dictionary, jnp.asarray(posterior.noise_root, jnp.float32))
@@ -484,7 +483,7 @@ def test_nodes_in_the_roots_span_are_ranked_by_their_coordinates_there(is_shared
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
         neg_log_u, log_sigma2 = jnp.asarray(rng.exponential(size=(3, 4))), jnp.asarray(rng.normal(size=3))
-        observed = observed_statistics_of(nodes, seen)
+        observed = observed_statistics_of(nodes.centres, nodes.bases, seen)
         exact = log_marginal(observed, latent_given(observed, neg_log_u[None]), neg_log_u[None], log_sigma2[None])
         rough = rough_log_marginal(*expected, mask.sum(axis=1), neg_log_u[:, None], log_sigma2[:, None])
         np.testing.assert_allclose(rough.T, exact, rtol=1e-9)

@@ -628,8 +628,7 @@ def test_large_signals_take_float64(wide, hidden):
 
 def test_nodes_ranked_by_few_directions(wide, hidden, monkeypatch):
     """Rows rank the nodes by their leading directions where there are many."""
-    for module in ("mixture", "nodes"):
-        monkeypatch.setattr(f"geode_jax.predict.{module}.SCREEN_RANK", 1)
+    monkeypatch.setattr("geode_jax.predict.nodes.SCREEN_RANK", 1)
     jax.clear_caches()  # what was traced with the package's own
     found, expected = (geode_jax.log_density(one, hidden[34:], num_candidates=2) for one in (wide, wide.spread_out()))
     jax.clear_caches()

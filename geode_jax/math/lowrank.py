@@ -31,6 +31,8 @@ from jax import lax
 from geode_jax._typing import Array, DTypeLike, Float
 
 HIGHEST = lax.Precision.HIGHEST  # a GPU would otherwise multiply float32 matrices with 10-bit mantissas
+# `inverse_factor` leaves matrices of this size to LAPACK on a CPU, and splits larger ones into at most so many.
+LEAF, LEAVES = 16, 8
 
 
 class Observed(NamedTuple):
@@ -170,8 +172,7 @@ def system_factor(
 
     `terms`: G's diagonal is raised by the rounding error of so many; None is d.
     """
-    one = 1.0 if after is None else _one_after(after, gram.shape[:-2])[..., None, None]
-    return _cholesky(_system(gram, amplitude, one, terms))
+    return _cholesky(_system(gram, amplitude, after, terms))
 
 
 def _one_after(values: Float[Array, "*batch d"], shape: tuple[int, ...]) -> Float[Array, "*#batch"]:
@@ -187,10 +188,11 @@ def _one_after(values: Float[Array, "*batch d"], shape: tuple[int, ...]) -> Floa
 def _system(
     gram: Float[Array, "*#batch d d"],
     amplitude: Float[Array, "*#batch d"],
-    one: Float[Array, "*#batch 1 1"] | float = 1.0,
+    after: Float[Array, "*#batch _"] | None = None,
     terms: int | None = None,
 ) -> Float[Array, "*#batch d d"]:
     """M, with G's diagonal raised by the rounding error that a sum of products may have."""
+    one = 1.0 if after is None else _one_after(after, gram.shape[:-2])[..., None, None]
     rank, dtype = amplitude.shape[-1], amplitude.dtype
     identity = jnp.eye(rank, dtype=dtype)
     raised = gram * (1.0 + (4 + (rank if terms is None else terms)) * jnp.finfo(dtype).eps * identity)
@@ -236,15 +238,45 @@ def latent_from(
 def latent_root(observed: Observed, neg_log_u: Float[Array, "*#batch d"]) -> tuple[Latent, Float[Array, "*#batch d d"]]:
     """:func:`latent_given` and a root H of the coordinates' covariance given the observed part, ``V = H'H``.
 
-    H = L^{-1} diag(a) with L L' = M, and eta* = H' L^{-1} a C: one triangular solve gives both.
+    H = L^{-1} diag(a) with L L' = M, and eta* = H'H C.
     """
-    amplitude, factor = posterior_system(observed.gram, neg_log_u, observed.start)
-    diagonal = jnp.eye(amplitude.shape[-1], dtype=amplitude.dtype) * amplitude[..., None, :]
-    right = jnp.concatenate([diagonal, (amplitude * observed.cross)[..., :, None]], axis=-1)
-    solved = lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
-    root = solved[..., :-1]
-    mean = jnp.einsum("...ki,...k->...i", root, solved[..., -1], precision=HIGHEST)
-    return Latent(mean, log_det_of(factor)), root
+    amplitude = jnp.sqrt(jnp.expm1(neg_log_u))
+    inverse = inverse_factor(_system(observed.gram, amplitude, observed.start))
+    root = inverse * amplitude[..., None, :]
+    along = jnp.einsum("...ki,...i->...k", root, observed.cross, precision=HIGHEST)
+    mean = jnp.einsum("...ki,...k->...i", root, along, precision=HIGHEST)
+    return Latent(mean, -log_det_of(inverse)), root
+
+
+def inverse_factor(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """Inverse of the Cholesky factor of each matrix.
+
+    On a CPU products of matrices use all cores, while a call to LAPACK leaves out the one that waits for it, and takes
+    long for small matrices: so it factors only small blocks there.
+    """
+    if matrix.shape[-1] <= LEAF:
+        return _inverse_by_lapack(matrix)
+    return lax.platform_dependent(matrix, cpu=_inverse_by_blocks, default=_inverse_by_lapack)
+
+
+def _inverse_by_lapack(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
+    return lax.linalg.triangular_solve(_cholesky(matrix), identity, left_side=True, lower=True)
+
+
+def _inverse_by_blocks(matrix: Float[Array, "*batch n n"], parts: int = LEAVES) -> Float[Array, "*batch n n"]:
+    """With M = [[A, B'], [B, C]] and K, N those of A and of C - W W', W = B K': [[K, 0], [-N W K, N]]."""
+    size = matrix.shape[-1]
+    if size <= LEAF or parts == 1:
+        return _inverse_by_lapack(matrix)
+    half = (size + 1) // 2
+    first = _inverse_by_blocks(matrix[..., :half, :half], parts // 2)
+    beside = jnp.matmul(matrix[..., half:, :half], jnp.swapaxes(first, -1, -2), precision=HIGHEST)
+    left = matrix[..., half:, half:] - jnp.matmul(beside, jnp.swapaxes(beside, -1, -2), precision=HIGHEST)
+    second = _inverse_by_blocks(left, parts // 2)
+    across = jnp.matmul(second, jnp.matmul(beside, first, precision=HIGHEST), precision=HIGHEST)
+    above = jnp.concatenate([first, jnp.zeros_like(jnp.swapaxes(across, -1, -2))], axis=-1)
+    return jnp.concatenate([above, jnp.concatenate([-across, second], axis=-1)], axis=-2)
 
 
 def log_det_of(factor: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch"]:

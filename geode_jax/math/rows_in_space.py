@@ -196,6 +196,12 @@ class RowsInSpace(eqx.Module):
         """Statistics of every row at a component of its own."""
         return self.statistics(centres[node], bases[node])
 
+    def products_at(
+        self, centres: Float[Array, "K p1"], bases: Float[Array, "K p1 d"], node: Int[Array, "b"]
+    ) -> tuple[Float[Array, "b d d"], Float[Array, "b d"], Float[Array, "b"]]:
+        """:meth:`products` of every row at a component of its own."""
+        return self.products(centres[node], bases[node])
+
     def numbers(self, rank: int) -> int:
         """About how many :meth:`statistics` and :meth:`products` hold for a basis of so many directions."""
         return self.own.shape[1] * (self.gram.shape[0] * rank + 3 * self.num_rows)

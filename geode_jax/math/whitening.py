@@ -6,8 +6,9 @@ orthonormal vectors. So their noise is isotropic again: at a node of centre R mu
 Gaussian as in :mod:`geode_jax.math.lowrank`, of basis ``W (R Phi)_O``. Where R is the identity, W selects features.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -17,6 +18,8 @@ from jax import lax
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int
 from geode_jax.math.lowrank import HIGHEST, Observed, log_det_of, masked_gram, observe, reduce_shown
+
+Results = TypeVar("Results")
 
 
 class SharedNoise(eqx.Module):
@@ -113,13 +116,31 @@ class ObservedRows(eqx.Module):
     ) -> Observed:
         """Statistics of every row at a component of its own."""
         if self.whitening is None:
+            return self._row_by_row(ObservedRows.statistics, centres[node], bases[node])
+        return self._reduced(self._along(bases, node), self.x - centres[node])
 
-            def of_row(row: Array, centre: Array, basis: Array) -> Observed:
-                return jax.tree.map(lambda leaf: leaf[0], self.rows(row[None]).statistics(centre, basis))
+    def products_at(
+        self, centres: Float[Array, "K D"], bases: Float[Array, "K D d"], node: Int[Array, "b"]
+    ) -> tuple[Float[Array, "b d d"], Float[Array, "b d"], Float[Array, "b"]]:
+        """:meth:`products` of every row at a component of its own."""
+        if self.whitening is None:
+            return self._row_by_row(ObservedRows.products, centres[node], bases[node])
+        return self._products(self._along(bases, node), self.x - centres[node])
 
-            return jax.vmap(of_row)(jnp.arange(node.size), centres[node], bases[node])
-        taken = bases[node[:, None], self.whitening.index]
-        return self._reduced(jnp.matmul(self.whitening.factor, taken, precision=HIGHEST), self.x - centres[node])
+    def _row_by_row(
+        self, function: Callable[..., Results], centres: Float[Array, "b D"], bases: Float[Array, "b D d"]
+    ) -> Results:
+        """Of every row with its own mask, at its own component."""
+
+        def of_row(row: Array, centre: Array, basis: Array) -> Results:
+            return jax.tree.map(lambda leaf: leaf[0], function(self.rows(row[None]), centre, basis))
+
+        return jax.vmap(of_row)(jnp.arange(self.num_rows), centres, bases)
+
+    def _along(self, bases: Float[Array, "K D d"], node: Int[Array, "b"]) -> Float[Array, "b P d"]:
+        """The shown coordinates of a basis for every row."""
+        assert self.whitening is not None
+        return jnp.matmul(self.whitening.factor, bases[node[:, None], self.whitening.index], precision=HIGHEST)
 
     def _reduced(self, along: Float[Array, "#b P d"], off: Float[Array, "b D"]) -> Observed:
         """Statistics, given the shown coordinates of the bases and what the rows are off the centres."""
@@ -140,8 +161,12 @@ class ObservedRows(eqx.Module):
             shown = self.mask * (self.x - centre)
             cross = jnp.matmul(shown, basis, precision=HIGHEST)
             return masked_gram(self.mask, basis), cross, jnp.sum(jnp.square(shown), axis=-1)
-        along = self.whitening(basis[None])
-        shown = self.whitening((self.x - centre)[..., None])
+        return self._products(self.whitening(basis[None]), self.x - centre)
+
+    def _products(self, along: Float[Array, "#b P d"], off: Float[Array, "b D"]) -> tuple[Array, Array, Array]:
+        """:meth:`products`, given the shown coordinates of the bases and what the rows are off the centres."""
+        assert self.whitening is not None
+        shown = self.whitening(off[..., None])
         gram, cross = (jnp.matmul(jnp.swapaxes(along, 1, 2), part, precision=HIGHEST) for part in (along, shown))
         return gram, cross[..., 0], jnp.sum(jnp.square(shown[..., 0]), axis=-1)
 

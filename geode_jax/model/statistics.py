@@ -131,9 +131,14 @@ def project_all(
     return lax.map(at_node, (centres, bases))
 
 
-def observed_statistics_of(dictionary: Dictionary, seen: SeenRows) -> Observed:
-    """Statistics of partial rows at every node, batch axes (b, K); the rows may share one mask."""
-    by_node = map_nodes(seen.statistics, dictionary.centres, dictionary.bases, seen.numbers(dictionary.max_rank))
+def observed_statistics_of(
+    centres: Float[Array, "K D"], bases: Float[Array, "K D d"], seen: SeenRows, places: Int[Array, "M"] | None = None
+) -> Observed:
+    """Statistics of partial rows at the nodes of these places (None: at all), batch axes (b, M).
+
+    The rows may share one mask.
+    """
+    by_node = map_nodes(seen.statistics, centres, bases, seen.numbers(bases.shape[-1]), places)
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
 
 
@@ -142,20 +147,34 @@ def map_nodes(
     centres: Float[Array, "K D"],
     bases: Float[Array, "K D d"],
     numbers: int,
+    places: Int[Array, "M"] | None = None,
 ) -> NodeResults:
     """``function(centre, basis)`` of every node, stacked on a first axis; some nodes at a time.
 
-    `numbers`: how many the function holds for one node.
+    `numbers`: how many the function holds for one node. `places`: of the nodes, None: all.
     """
-    num_nodes = centres.shape[0]
+    places = jnp.arange(centres.shape[0]) if places is None else places
+    num_nodes = places.shape[0]
     size = min(NODES_AT_ONCE, num_nodes, max(1, NUMBERS_AT_ONCE // numbers))
     number = -(-num_nodes // size)
-    index = jnp.minimum(jnp.arange(number * size), num_nodes - 1).reshape(number, size)
+    index = places[jnp.minimum(jnp.arange(number * size), num_nodes - 1)].reshape(number, size)
     found = lax.map(lambda some: jax.vmap(function)(centres[some], bases[some]), index)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:num_nodes], found)
 
 
-def observed_statistics_at(dictionary: Dictionary, seen: SeenRows, node: Int[Array, "b M"]) -> Observed:
+def observed_statistics_at(
+    centres: Float[Array, "K D"], bases: Float[Array, "K D d"], seen: SeenRows, places: Int[Array, "b M"]
+) -> Observed:
     """Statistics of partial rows, each with its own mask, at M given nodes of each row; batch axes (b, M)."""
-    by_slot = lax.map(lambda own: seen.statistics_at(dictionary.centres, dictionary.bases, own), node.T)
-    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_slot)
+    return _of_slots(lambda own: seen.statistics_at(centres, bases, own), places)
+
+
+def products_at(
+    centres: Float[Array, "K D"], bases: Float[Array, "K D d"], seen: SeenRows, places: Int[Array, "b M"]
+) -> tuple[Array, Array, Array]:
+    """What ``seen.products`` gives of rows, each with its own mask, at M given nodes of each row; batch axes (b, M)."""
+    return _of_slots(lambda own: seen.products_at(centres, bases, own), places)
+
+
+def _of_slots(function: Callable[[Array], NodeResults], places: Int[Array, "b M"]) -> NodeResults:
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), lax.map(function, places.T))

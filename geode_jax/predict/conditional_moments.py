@@ -32,7 +32,6 @@ from geode_jax._typing import Array, Float, Int, KeyArray
 from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
 from geode_jax.math.rows_in_space import RowsInSpace, SeenRows
 from geode_jax.math.whitening import NoiseGivenSeen
-from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.predict.mixture import (
     Candidates,
@@ -41,7 +40,7 @@ from geode_jax.predict.mixture import (
     merged_mixture,
     of_each_tree,
 )
-from geode_jax.predict.nodes import Nodes
+from geode_jax.predict.nodes import Nodes, TreeNodes
 
 SAMPLES_AT_ONCE = 32  # values drawn for a row, or for several rows, that are worked on at once
 
@@ -84,7 +83,7 @@ class _Wanted(eqx.Module):
 
 
 def _components(
-    dictionary: Dictionary,
+    own: TreeNodes,
     candidates: Candidates,
     mixture: Mixture,
     seen: SeenRows,
@@ -95,31 +94,32 @@ def _components(
 
     0 and 1 for components without weight.
     """
-    centres, bases = dictionary.centres, dictionary.bases
+    centres, bases = own.centres, own.bases
     rows, width = mixture.node.shape
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), mixture)
 
     def of_pairs(pairs: Array) -> tuple[Array, Array]:
         at, row = jax.tree.map(lambda leaf: leaf[pairs], flat), pairs // width
-        own = wanted.of_rows(row)
+        place, some = own.places(at.node), wanted.of_rows(row)
         if isinstance(seen, RowsInSpace):
-            return _in_space(seen, row, centres[at.node], bases[at.node], at, own, with_variance)
-        place = at.node[:, None], own.index
-        mean, basis, variance = centres[place], bases[place], at.noise[:, None]
-        if seen.whitening is not None and own.noise is not None and own.noise.map is not None:
+            return _in_space(seen, row, centres[place], bases[place], at, some, with_variance)
+        here = place[:, None], some.index
+        mean, basis, variance = centres[here], bases[here], at.noise[:, None]
+        if seen.whitening is not None and some.noise is not None and some.noise.map is not None:
             # what the observed features are off the basis is their noise, which tells of the others' noise
             whitening = seen.whitening.rows(row)
-            told = whitening.taken((seen.x[row] - centres[at.node])[..., None])[..., 0]
-            mean += jnp.einsum("psU,ps->pU", own.noise.map, told, precision=HIGHEST)
-            basis -= jnp.einsum("psU,psd->pUd", own.noise.map, whitening.taken(bases[at.node]), precision=HIGHEST)
+            told = whitening.taken((seen.x[row] - centres[place])[..., None])[..., 0]
+            mean += jnp.einsum("psU,ps->pU", some.noise.map, told, precision=HIGHEST)
+            shown = bases[place[:, None], whitening.index]
+            basis -= jnp.einsum("psU,psd->pUd", some.noise.map, shown, precision=HIGHEST)
             if with_variance:
-                variance *= own.noise.variance
+                variance *= some.noise.variance
         mean += jnp.einsum("pUd,pd->pU", basis, at.mean, precision=HIGHEST)
         if not with_variance:
             return mean, variance
         spread = jnp.einsum("pUd,pde->pUe", basis, at.covariance, precision=HIGHEST)
         variance += jnp.maximum(jnp.sum(spread * basis, axis=-1), 0.0)
-        return mean, jnp.where(own.is_there > 0.0, variance, 1.0)  # an observed feature may have none
+        return mean, jnp.where(some.is_there > 0.0, variance, 1.0)  # an observed feature may have none
 
     empty = jnp.zeros((rows * width, wanted.index.shape[1]), centres.dtype)
     found = map_relevant(of_pairs, candidates, (empty, empty[:, : None if with_variance else 1] + 1.0))
@@ -265,9 +265,9 @@ def conditional_summary(
     num_trees, num_features = draws.log_joint.shape[0], seen.mask.shape[1]
     wanted = _Wanted.of(seen, features, num_wanted)
 
-    def one_tree(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> tuple[Array, ...]:
-        candidates, mixture, _ = merged_mixture(dictionary, draws, candidates)
-        mean, variance = _components(dictionary, candidates, mixture, seen, wanted, levels is not None)
+    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> tuple[Array, ...]:
+        candidates, mixture, _ = merged_mixture(own.tree, draws, candidates)
+        mean, variance = _components(own, candidates, mixture, seen, wanted, levels is not None)
         return mixture.weight.T[..., None], mean, variance
 
     weight, mean, variance = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
@@ -307,11 +307,9 @@ def conditional_draws(
     num_trees, num_features = draws.log_joint.shape[0], seen.mask.shape[1]
     wanted = _Wanted.of(seen, features, num_wanted)
 
-    def one_tree(
-        dictionary: Dictionary, draws: Draw, candidates: Candidates
-    ) -> tuple[Array, Observed, Array, Array, Array]:
-        relevant, mixture, scores = merged_mixture(dictionary, draws, candidates)
-        components = _components(dictionary, relevant, mixture, seen, wanted, True)
+    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> tuple[Array, Observed, Array, Array, Array]:
+        relevant, mixture, scores = merged_mixture(own.tree, draws, candidates)
+        components = _components(own, relevant, mixture, seen, wanted, True)
         moments = _moments(mixture.weight.T[..., None], *components)
         return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 

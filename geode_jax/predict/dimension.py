@@ -9,13 +9,12 @@ import numpy as np
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, ArrayLike, Float
 from geode_jax.math.rows_in_space import SeenRows
-from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.constants import varying
 from geode_jax.predict.density import density_row_bytes, node_probabilities
 from geode_jax.predict.mixture import Candidates, candidate_scores, of_each_tree
-from geode_jax.predict.nodes import Nodes
+from geode_jax.predict.nodes import Nodes, TreeNodes
 from geode_jax.predict.row_blocks import map_row_blocks
 from geode_jax.predict.rows import (
     DENSITY_DRAWS,
@@ -81,9 +80,9 @@ def _node_probabilities_partial(
 ) -> Float[Array, "b F K"]:
     """Probability of each node given the observed part, averaged over the draws of each tree; 0 at non-candidates."""
 
-    def one_tree(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> Array:
-        probability = jax.nn.softmax(candidate_scores(dictionary, draws, candidates), axis=2).mean(axis=0)
-        empty = jnp.zeros((seen.num_rows, dictionary.tree.num_nodes), probability.dtype)
+    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> Array:
+        probability = jax.nn.softmax(candidate_scores(own.tree, draws, candidates), axis=2).mean(axis=0)
+        empty = jnp.zeros((seen.num_rows, own.tree.num_nodes), probability.dtype)
         return empty.at[jnp.arange(seen.num_rows)[:, None], candidates.node].set(probability)
 
     return jnp.swapaxes(of_each_tree(one_tree, nodes, draws, seen, num_candidates), 0, 1)

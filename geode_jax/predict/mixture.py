@@ -8,7 +8,7 @@ mean of the parameters. Only those with a weight that is not negligible there ar
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
@@ -29,8 +29,9 @@ from geode_jax.math.lowrank import (
 from geode_jax.math.rows_in_space import SeenRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
-from geode_jax.model.statistics import map_nodes, observed_statistics_at, observed_statistics_of
-from geode_jax.predict.nodes import SCREEN_RANK, Nodes, NodesInSpan, Products, SeenInSpan, is_ranked
+from geode_jax.model.statistics import map_nodes, observed_statistics_at, observed_statistics_of, products_at
+from geode_jax.model.tree import Tree
+from geode_jax.predict.nodes import Nodes, NodesInSpan, Products, SeenInSpan, TreeNodes, rankings
 
 # A candidate this many nats behind the best one, at the posterior mean of the parameters but the largest noise of any
 # draw, is not evaluated under the draws. This is more than makes its weight negligible there: under single draws a node
@@ -97,12 +98,12 @@ class _Parameters(eqx.Module):
         return _Parameters(neg_log_u, self.log_sigma2 + raised, self.log_weights)
 
 
-def _parameters(draw: Draw, dictionary: Dictionary) -> _Parameters:
-    return _Parameters(draw.neg_log_u, draw.log_sigma2[jnp.asarray(dictionary.tree.scale)], draw.log_weights)
+def _parameters(draw: Draw, tree: Tree) -> _Parameters:
+    return _Parameters(draw.neg_log_u, draw.log_sigma2[jnp.asarray(tree.scale)], draw.log_weights)
 
 
-def _mean_parameters(draws: Draw, dictionary: Dictionary) -> _Parameters:
-    log_sigma2 = draws.log_sigma2.mean(axis=0)[jnp.asarray(dictionary.tree.scale)]
+def _mean_parameters(draws: Draw, tree: Tree) -> _Parameters:
+    log_sigma2 = draws.log_sigma2.mean(axis=0)[jnp.asarray(tree.scale)]
     log_weights = jax.nn.logmeanexp(draws.log_weights, axis=0)
     return _Parameters(draws.neg_log_u.mean(axis=0), log_sigma2, log_weights)
 
@@ -128,79 +129,111 @@ TreeResults = TypeVar("TreeResults")
 
 
 def of_each_tree(
-    function: Callable[[Dictionary, Draw, Candidates], TreeResults],
+    function: Callable[[TreeNodes, Draw, Candidates], TreeResults],
     nodes: Nodes,
     draws: Draw,
     seen: SeenRows,
     num_candidates: int,
 ) -> TreeResults:
-    """``function(dictionary, draws, candidates)`` of every tree in turn, stacked on a first axis."""
-    is_screened = _is_screened(nodes.dictionary, seen, num_candidates)
-    in_span = SeenInSpan.of(nodes.ranking, seen) if is_screened else None
+    """``function(nodes, draws, candidates)`` of every tree in turn, stacked on a first axis."""
+    forest = nodes.dictionary
+    centres, bases = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in (forest.centres, forest.bases))
+    in_span = SeenInSpan.of(nodes.ranking, seen) if _rankings(forest, seen, num_candidates) else None
 
-    def one_tree(inputs: tuple[Dictionary, Draw, NodesInSpan | None]) -> TreeResults:
-        dictionary, tree_draws, own = inputs
-        products = None if in_span is None or own is None else partial(in_span.products, own)
-        candidates = _find_candidates(dictionary, tree_draws, seen, products, num_candidates)
-        return function(dictionary, tree_draws, candidates)
+    def one_tree(inputs: tuple[Array, Tree, Draw, NodesInSpan | None]) -> TreeResults:
+        number, tree, tree_draws, spanned = inputs
+        own = TreeNodes(tree, centres, bases, number * tree.num_nodes, forest.num_features)
+        products: _Products = _OwnProducts(own, seen)
+        if in_span is not None and spanned is not None:
+            products = _ProductsInSpan(in_span, spanned)
+        return function(own, tree_draws, _find_candidates(own, tree_draws, seen, products, num_candidates))
 
-    return lax.map(one_tree, (nodes.dictionary, draws, None if nodes.ranking is None else nodes.ranking.nodes))
+    number = jnp.arange(forest.centres.shape[0])
+    spanned = None if nodes.ranking is None else nodes.ranking.nodes
+    return lax.map(one_tree, (number, forest.tree, draws, spanned))
 
 
-def _is_screened(dictionary: Dictionary, seen: SeenRows, num_candidates: int) -> bool:
-    """Whether nodes are first ranked by a few directions: products of all of them are too many."""
-    return num_candidates < dictionary.tree.num_nodes and seen.mask.shape[0] > 1 and is_ranked(dictionary)
+def _rankings(nodes: Dictionary | TreeNodes, seen: SeenRows, num_candidates: int) -> list[tuple[int, int]]:
+    """How nodes are ranked first: where rows have masks of their own, products of all of them are too many."""
+    is_shared = seen.mask.shape[0] == 1
+    return [] if is_shared else rankings(nodes.tree.num_nodes, nodes.max_rank, num_candidates)
+
+
+class _OwnProducts(eqx.Module):
+    """What rows rank nodes by: products with their leading directions."""
+
+    nodes: TreeNodes
+    seen: SeenRows
+
+    def at_all(self, rank: int) -> Products:
+        """At all nodes of the tree, with so many directions, axes (K, b)."""
+        return map_nodes(self.seen.products, *self.nodes.leading(rank), self.seen.numbers(rank))
+
+    def at(self, node: Int[Array, "b M"], rank: int) -> Products:
+        """At some nodes of each row, axes (b, M)."""
+        return products_at(*self.nodes.leading(rank), self.seen, node)
+
+
+class _ProductsInSpan(eqx.Module):
+    """:class:`_OwnProducts` of coordinates in a span."""
+
+    seen: SeenInSpan
+    nodes: NodesInSpan
+
+    def at_all(self, rank: int) -> Products:
+        """At all nodes of the tree, with so many directions, axes (K, b)."""
+        return self.seen.products(self.nodes.leading(rank))
+
+    def at(self, node: Int[Array, "b M"], rank: int) -> Products:
+        """At some nodes of each row, axes (b, M)."""
+        return self.seen.products_at(self.nodes.leading(rank), node)
+
+
+_Products: TypeAlias = _OwnProducts | _ProductsInSpan
 
 
 def _find_candidates(
-    dictionary: Dictionary,
-    draws: Draw,
-    seen: SeenRows,
-    products: Callable[[], Products] | None,
-    num_candidates: int,
+    own: TreeNodes, draws: Draw, seen: SeenRows, products: _Products, num_candidates: int
 ) -> Candidates:
-    """The best nodes of one tree at the posterior mean of the parameters; `dictionary` is that of the features.
+    """The best nodes of one tree, that of the features, at the posterior mean of the parameters.
 
     Rows with different masks need a (d, d) matrix of products over the features at every node, so nodes are first
-    ranked with a few directions only, by these `products` where they are given.
+    ranked with a few directions only, by `products`.
     """
-    if dictionary.tree.num_nodes == 1:  # there is nothing to choose
+    if own.tree.num_nodes == 1:  # there is nothing to choose
         only = jnp.zeros((seen.num_rows, 1), jnp.int32)
-        observed = jax.tree.map(partial(_take_nodes, node=only), observed_statistics_of(dictionary, seen))
+        observed = observed_statistics_of(own.centres, own.bases, seen, own.places(only[0]))
+        observed = jax.tree.map(partial(_take_nodes, node=only), observed)
         return Candidates.of(only, observed, jnp.ones(seen.num_rows, bool))
-    parameters = _mean_parameters(draws, dictionary)
-    if _is_screened(dictionary, seen, num_candidates):
-        node = lax.top_k(_rough_scores(dictionary, parameters, seen, products), num_candidates)[1]
-        observed = observed_statistics_at(dictionary, seen, node)
-        scores, distance = _scores_and_distances(observed, parameters.at(node))
+    parameters, node = _mean_parameters(draws, own.tree), None
+    num_seen = seen.mask.sum(axis=1)
+    for rank, number in _rankings(own, seen, num_candidates):
+        leading = parameters.leading(rank, own.num_features)
+        if node is None:
+            found = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), products.at_all(rank))
+            node = jnp.broadcast_to(jnp.arange(own.tree.num_nodes), found[2].shape)
+        else:
+            found, leading = products.at(node, rank), leading.at(node)
+        gram, cross, squared_norm = found
+        rough = rough_log_marginal(gram, cross, squared_norm, num_seen[:, None], leading.neg_log_u, leading.log_sigma2)
+        node = jnp.take_along_axis(node, lax.top_k(leading.log_weights + rough, number)[1], axis=1)
+    is_ranked = node is not None
+    if node is None:
+        node = jnp.arange(own.tree.num_nodes)[None]
+        observed = observed_statistics_of(own.centres, own.bases, seen, own.places(node[0]))
     else:
-        every_node = parameters.at(jnp.arange(dictionary.tree.num_nodes)[None])
-        observed = observed_statistics_of(dictionary, seen)
-        scores, distance = _scores_and_distances(observed, every_node)
-        scores, node = lax.top_k(scores, num_candidates)
-        observed, distance = jax.tree.map(partial(_take_nodes, node=node), (observed, distance))
+        observed = observed_statistics_at(own.centres, own.bases, seen, own.places(node))
+    scores, distance = _scores_and_distances(observed, parameters.at(node))
+    if not is_ranked or node.shape[1] > num_candidates:
+        scores, best = lax.top_k(scores, num_candidates)
+        node = jnp.take_along_axis(jnp.broadcast_to(node, (seen.num_rows, node.shape[1])), best, axis=1)
+        observed, distance = jax.tree.map(partial(_take_nodes, node=best), (observed, distance))
     # with the noise exp(rise) times as large, the log density gains this much where the row is far
-    rise = (draws.log_sigma2.max(axis=0) - draws.log_sigma2.mean(axis=0))[jnp.asarray(dictionary.tree.scale)][node]
+    rise = (draws.log_sigma2.max(axis=0) - draws.log_sigma2.mean(axis=0))[jnp.asarray(own.tree.scale)][node]
     gain = 0.5 * (-jnp.expm1(-rise) * distance - rise * observed.num_observed)
     least = scores.max(axis=1, keepdims=True) - NEGLIGIBLE
     is_relevant = (scores + jnp.maximum(gain, 0.0) >= least).reshape(-1)
     return Candidates.of(node, observed, is_relevant)
-
-
-def _rough_scores(
-    dictionary: Dictionary,
-    parameters: _Parameters,
-    seen: SeenRows,
-    products: Callable[[], Products] | None,
-) -> Float[Array, "b K"]:
-    """Log weight plus log density at every node of few directions."""
-    leading = parameters.leading(SCREEN_RANK, dictionary.num_features)
-    few = dictionary.bases[..., :SCREEN_RANK]
-    found = products() if products else map_nodes(seen.products, dictionary.centres, few, seen.numbers(SCREEN_RANK))
-    marginal = rough_log_marginal(
-        *found, seen.mask.sum(axis=1), leading.neg_log_u[:, None], leading.log_sigma2[:, None]
-    )
-    return (parameters.log_weights[:, None] + marginal).T
 
 
 def _take_nodes(leaf: Array, node: Int[Array, "b M"]) -> Array:
@@ -236,14 +269,14 @@ def _at_pairs(candidates: Candidates, pairs: Int[Array, "p"]) -> tuple[Array, Ob
     return flat[0], flat[1]
 
 
-def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> Float[Array, "T b M"]:
+def candidate_scores(tree: Tree, draws: Draw, candidates: Candidates) -> Float[Array, "T b M"]:
     """``log pi + log N(y_O)`` of every draw at the candidates; -inf at those whose weight is negligible."""
 
     def of_pairs(pairs: Array) -> Array:
         node, observed = _at_pairs(candidates, pairs)
 
         def of_draw(draw: Draw) -> Array:
-            return _scores(observed, _parameters(draw, dictionary).at(node))
+            return _scores(observed, _parameters(draw, tree).at(node))
 
         return lax.map(of_draw, draws, batch_size=DRAWS_AT_ONCE).T
 
@@ -251,59 +284,59 @@ def candidate_scores(dictionary: Dictionary, draws: Draw, candidates: Candidates
     return map_relevant(of_pairs, candidates, empty).T.reshape(-1, *candidates.node.shape)
 
 
-def _capped_log_noise(dictionary: Dictionary, draws: Draw) -> Float[Array, "T S"]:
+def _capped_log_noise(tree: Tree, draws: Draw) -> Float[Array, "T S"]:
     """Log of the noise variance, which is capped at 1, the square of the unit, at scales that hold no row.
 
     There it is drawn from its prior alone, which may have no mean: however small the weight of such a scale, its noise
     would dominate every standard deviation.
     """
-    has_rows = jax.vmap(dictionary.tree.sum_over_scales)(draws.count.astype(draws.log_sigma2.dtype)) > 0.0
+    has_rows = jax.vmap(tree.sum_over_scales)(draws.count.astype(draws.log_sigma2.dtype)) > 0.0
     return jnp.where(has_rows, draws.log_sigma2, jnp.minimum(draws.log_sigma2, 0.0))
 
 
 def merged_mixture(
-    dictionary: Dictionary, draws: Draw, candidates: Candidates
+    tree: Tree, draws: Draw, candidates: Candidates
 ) -> tuple[Candidates, Mixture, Float[Array, "T b M"]]:
     """Merge the draws within each candidate node, with the noise variance capped at scales without rows.
 
     Also returned: the candidates, of which only those with weight are relevant from here on, and what
     :func:`candidate_scores` gives. A draw counts by its score within the node, relative to the best so far.
     """
-    rank, dtype, num_draws = dictionary.max_rank, candidates.observed.residual.dtype, draws.log_joint.shape[0]
-    noise = jnp.exp(_capped_log_noise(dictionary, draws))[:, jnp.asarray(dictionary.tree.scale)]
+    rank, dtype = candidates.observed.start.shape[-1], candidates.observed.residual.dtype
+    num_draws = draws.log_joint.shape[0]
+    noise = jnp.exp(_capped_log_noise(tree, draws))[:, jnp.asarray(tree.scale)]
     at_once = min(num_draws, DRAWS_AT_ONCE)
     batches = jnp.arange(-(-num_draws // at_once) * at_once).reshape(-1, at_once)  # the last one filled up
 
     def of_pairs(pairs: Array) -> tuple[Array, ...]:
         node, observed = _at_pairs(candidates, pairs)
 
-        def given(draw: Draw) -> tuple[Array, Array, Array]:
-            parameters = _parameters(draw, dictionary).at(node)
-            latent, root = latent_root(observed, parameters.neg_log_u)
-            return parameters.log_weights + _log_marginal(observed, latent, parameters), latent.mean, root
+        every_draw = jax.tree.map(lambda leaf: leaf[:, None], observed)
 
         def add(total: tuple[Array, ...], index: Array) -> tuple[tuple[Array, ...], Array]:
             at = jnp.minimum(index, num_draws - 1)
-            score, eta, root = jax.vmap(given)(jax.tree.map(lambda leaf: leaf[at], draws))
-            score = jnp.where(index[:, None] < num_draws, score, -jnp.inf)
-            best = jnp.maximum(total[0], score.max(axis=0))
-            largest = jnp.where(jnp.isfinite(best), best, 0.0)
-            weight = jnp.exp(score - largest)
-            scattered = weight * noise[at[:, None], node]
-            # about eta0 rather than 0, so that the spread between draws is no small difference of large numbers
-            offset = eta - observed.start
-            scaled = jnp.concatenate(
-                [jnp.sqrt(scattered)[..., None, None] * root, (jnp.sqrt(weight)[..., None] * offset)[..., None, :]],
-                axis=2,
+            some = jax.vmap(lambda draw: _parameters(draw, tree).at(node), out_axes=1)(
+                jax.tree.map(lambda leaf: leaf[at], draws)
             )
-            second = jnp.einsum("tpki,tpkj->pij", scaled, scaled, precision=HIGHEST)
-            first = jnp.einsum("tp,tpi->pi", weight, offset, precision=HIGHEST)
-            terms = weight.sum(axis=0), first, second, scattered.sum(axis=0)
+            latent, root = latent_root(every_draw, some.neg_log_u)
+            score = some.log_weights + _log_marginal(every_draw, latent, some)
+            score = jnp.where(index < num_draws, score, -jnp.inf)
+            best = jnp.maximum(total[0], score.max(axis=1))
+            largest = jnp.where(jnp.isfinite(best), best, 0.0)
+            weight = jnp.exp(score - largest[:, None])
+            scattered = weight * noise[at][:, node].T
+            # about eta0 rather than 0, so that the spread between draws is no small difference of large numbers
+            offset = latent.mean - every_draw.start
+            within = (jnp.sqrt(scattered)[..., None, None] * root).reshape(pairs.size, -1, rank)
+            between = jnp.sqrt(weight)[..., None] * offset
+            second, spread = (jnp.einsum("pki,pkj->pij", one, one, precision=HIGHEST) for one in (within, between))
+            first = jnp.einsum("pt,pti->pi", weight, offset, precision=HIGHEST)
+            terms = weight.sum(axis=1), first, second + spread, scattered.sum(axis=1)
             kept = jnp.exp(total[0] - largest)
             sums = (
                 kept.reshape(-1, *[1] * (old.ndim - 1)) * old + new for old, new in zip(total[1:], terms, strict=True)
             )
-            return (best, *sums), score
+            return (best, *sums), score.T
 
         sums = tuple(jnp.zeros((pairs.size, *tail), dtype) for tail in ((), (rank,), (rank, rank), ()))
         nothing = jnp.full(pairs.size, -jnp.inf, dtype), *sums
@@ -343,8 +376,8 @@ def log_density_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_candid
 def log_densities_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_candidates: int) -> Float[Array, "b F T"]:
     """Log marginal density under every draw of every tree of the observed features, each divided by its scale."""
 
-    def one_tree(dictionary: Dictionary, draws: Draw, candidates: Candidates) -> Array:
-        return jax.nn.logsumexp(candidate_scores(dictionary, draws, candidates), axis=2)
+    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> Array:
+        return jax.nn.logsumexp(candidate_scores(own.tree, draws, candidates), axis=2)
 
     by_draw = jnp.moveaxis(of_each_tree(one_tree, nodes, draws, seen, num_candidates), 2, 0)
     return by_draw if seen.log_det is None else by_draw - 0.5 * seen.log_det[:, None, None]
@@ -352,11 +385,11 @@ def log_densities_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_cand
 
 def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, num_seen: int) -> int:
     """Upper estimate of the bytes a partial row takes in a block; `num_seen` is 0 where the noise is isotropic."""
-    rank, features, nodes = dictionary.max_rank, dictionary.num_features, dictionary.tree.num_nodes
-    screened = _screened_rank(dictionary, num_candidates)
+    rank, features = dictionary.max_rank, dictionary.num_features
+    steps = _steps(dictionary, num_candidates)
     numbers = _numbers_of_nodes(dictionary, num_candidates, num_draws)
     if num_seen:
-        numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank) + nodes * screened * rank
+        numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank) + max(k * r for k, r in steps) * rank
     return dictionary.centres.dtype.itemsize * (numbers + features * (rank + 4 + 4 * num_candidates))
 
 
@@ -366,20 +399,23 @@ def bytes_in_space(dictionary: Dictionary, num_candidates: int, num_draws: int) 
     in_space = dictionary.centres.shape[-1]
     numbers = _numbers_of_nodes(dictionary, num_candidates, num_draws)
     numbers += in_space * (8 * in_space + num_candidates * rank)
-    numbers += dictionary.tree.num_nodes * _screened_rank(dictionary, num_candidates) * rank
+    numbers += max(k * r for k, r in _steps(dictionary, num_candidates)) * rank
     return dictionary.centres.dtype.itemsize * (numbers + features * (8 + 4 * num_trees * num_candidates))
 
 
-def _screened_rank(dictionary: Dictionary, num_candidates: int) -> int:
-    """How many directions of every node are looked at to find the candidates."""
-    is_screened = is_ranked(dictionary) and num_candidates < dictionary.tree.num_nodes
-    return SCREEN_RANK if is_screened else dictionary.max_rank
+def _steps(dictionary: Dictionary, num_candidates: int) -> list[tuple[int, int]]:
+    """How many nodes a row looks at, and with how many directions, one step after the other."""
+    left, steps = dictionary.tree.num_nodes, []
+    for rank, kept in rankings(left, dictionary.max_rank, num_candidates):
+        steps.append((left, rank))
+        left = kept
+    return [*steps, (left, dictionary.max_rank)]
 
 
 def _numbers_of_nodes(dictionary: Dictionary, num_candidates: int, num_draws: int) -> int:
     """How many numbers per row do not grow with the features."""
-    rank, nodes = dictionary.max_rank, dictionary.tree.num_nodes
-    screened = _screened_rank(dictionary, num_candidates)
-    numbers = nodes * (3 * screened * (screened + 4) + 4 * rank) + num_candidates * (6 * rank * rank + num_draws)
+    rank, steps = dictionary.max_rank, _steps(dictionary, num_candidates)
+    numbers = max(3 * nodes * some * (some + 4) for nodes, some in steps) + 4 * rank * dictionary.tree.num_nodes
+    numbers += num_candidates * (6 * rank * rank + num_draws)
     # a quarter of a pair at once; some more of few rows
     return numbers + min(num_draws, DRAWS_AT_ONCE) * rank * (rank + 4)

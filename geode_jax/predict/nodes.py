@@ -1,22 +1,28 @@
 """The nodes of a forest over the features, and how rows with missing features rank them.
 
-Where rows have different masks, the products of a node's directions over the features differ from row to row. So nodes
-with many directions are first ranked by the leading ones; the rest counts as noise. With a noise covariance a row must
-be whitened too, which takes as many multiplications for every vector as the square of the observed features, or of the
-dimensions of a space that all rows are in. It is done for one span, and nodes are ranked by their coordinates there.
+Where rows have different masks, the products of a node's directions over the features differ from row to row. So many
+nodes are first ranked by a few leading directions, the best ones by more if there are many; the rest counts as noise.
+With a noise covariance a row must be whitened too, which takes as many multiplications for every vector as the square
+of the observed features, or of the dimensions of a space that all rows are in. It is done for one span, and nodes are
+ranked by their coordinates there.
 """
 
 from typing import TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax import lax
 
-from geode_jax._typing import Array, Float
+from geode_jax._typing import Array, Float, Int
 from geode_jax.math.lowrank import HIGHEST, least_squares, orthonormal
 from geode_jax.math.rows_in_space import RowsInSpace, SeenRows
 from geode_jax.model.dictionary import Dictionary, coloured
+from geode_jax.model.tree import Tree
 
-SCREEN_RANK = 16  # leading directions by which nodes are ranked
+# Nodes are ranked by this many leading directions; where they are at least twice as many as are kept, first by fewer.
+SCREEN_RANK, FIRST_RANK = 16, 4
+# The first ranking keeps so many, or this many times the number of candidates.
+KEPT, KEPT_TIMES = 24, 4
 # What ObservedRows.products gives, at every node.
 Products: TypeAlias = tuple[Array, Array, Array]
 
@@ -26,6 +32,10 @@ class NodesInSpan(eqx.Module):
 
     centres: Float[Array, "*F K q"]
     bases: Float[Array, "*F K q r"]
+
+    def leading(self, rank: int) -> "NodesInSpan":
+        """Those of the first directions."""
+        return NodesInSpan(self.centres, self.bases[..., :rank])
 
 
 class Ranking(eqx.Module):
@@ -61,9 +71,50 @@ class Nodes(eqx.Module):
         return cls(forest, Ranking.of(forest) if is_ranked(forest) else None)
 
 
+class TreeNodes(eqx.Module):
+    """The nodes of one tree; `centres` and `bases` hold all N of the forest, this one's from place `first` on.
+
+    Arrays of its own would be copies, made anew for every block of rows.
+    """
+
+    tree: Tree
+    centres: Float[Array, "N c"]
+    bases: Float[Array, "N c d"]
+    first: Int[Array, ""]
+    num_features: int = eqx.field(static=True)
+
+    @property
+    def max_rank(self) -> int:
+        """Directions per node, d."""
+        return self.bases.shape[-1]
+
+    def leading(self, rank: int) -> tuple[Float[Array, "K c"], Float[Array, "K c r"]]:
+        """Centres and first directions of this tree's nodes."""
+        number = self.tree.num_nodes
+        centres, bases = (lax.dynamic_slice_in_dim(leaf, self.first, number) for leaf in (self.centres, self.bases))
+        return centres, bases[..., :rank]
+
+    def places(self, node: Int[Array, "*nodes"]) -> Int[Array, "*nodes"]:
+        """Where the arrays hold these nodes."""
+        return self.first + node
+
+
 def is_ranked(dictionary: Dictionary) -> bool:
     """Whether nodes have so many directions that it pays to rank them by the leading ones first."""
     return dictionary.max_rank >= 2 * SCREEN_RANK
+
+
+def rankings(num_nodes: int, rank: int, num_candidates: int) -> list[tuple[int, int]]:
+    """By how many leading directions nodes are ranked, and how many are kept then, of one ranking after the other.
+
+    What is left is looked at with all directions: the candidates, or where directions are few, more than these.
+    """
+    found, kept = [], max(KEPT, KEPT_TIMES * num_candidates)
+    if rank >= 2 * FIRST_RANK and num_nodes >= 2 * kept:
+        found.append((FIRST_RANK, kept))
+    if rank >= 2 * SCREEN_RANK and num_nodes > num_candidates:
+        found.append((SCREEN_RANK, num_candidates))
+    return found
 
 
 class SeenInSpan(eqx.Module):
@@ -83,7 +134,7 @@ class SeenInSpan(eqx.Module):
         return cls(gram, own, squared - jnp.sum(own * cross, axis=-1))
 
     def products(self, nodes: NodesInSpan) -> Products:
-        """``seen.products`` at the nodes of one tree, with their centres and bases projected to the span."""
+        """``seen.products`` at the nodes of one tree, axes (K, b), of their centres and bases projected to the span."""
         off = self.own - nodes.centres[:, None]
         pulled = jnp.einsum("bqs,kbs->kbq", self.gram, off, precision=HIGHEST)
         turned = jnp.einsum("bqp,kps->bqks", self.gram, nodes.bases, precision=HIGHEST)
@@ -91,6 +142,17 @@ class SeenInSpan(eqx.Module):
             jnp.einsum("kqr,bqks->kbrs", nodes.bases, turned, precision=HIGHEST),
             jnp.einsum("kqr,kbq->kbr", nodes.bases, pulled, precision=HIGHEST),
             self.rest + jnp.sum(off * pulled, axis=-1),
+        )
+
+    def products_at(self, nodes: NodesInSpan, node: Int[Array, "b M"]) -> Products:
+        """:meth:`products` at M given nodes of each row, axes (b, M)."""
+        off, bases = self.own[:, None] - nodes.centres[node], nodes.bases[node]
+        pulled = jnp.einsum("bqs,bks->bkq", self.gram, off, precision=HIGHEST)
+        turned = jnp.einsum("bqp,bkps->bkqs", self.gram, bases, precision=HIGHEST)
+        return (
+            jnp.einsum("bkqr,bkqs->bkrs", bases, turned, precision=HIGHEST),
+            jnp.einsum("bkqr,bkq->bkr", bases, pulled, precision=HIGHEST),
+            self.rest[:, None] + jnp.sum(off * pulled, axis=-1),
         )
 
 
