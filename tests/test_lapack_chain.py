@@ -23,6 +23,7 @@ import geode_jax
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill
 from geode_jax.gibbs import missing
+from geode_jax.math import lowrank
 from geode_jax.math.rows_in_space import Space, observe_in_space
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.predict import class_span, conditional_moments, mixture, nodes
@@ -102,13 +103,17 @@ def unordered_calls(text):
 
 @pytest.fixture(params=["isotropic", "shaped", "ranked", "space", "shaped space", "ranked space"])
 def arguments(posterior, request, monkeypatch):
-    """Nodes, draws and rows: isotropic noise, that of a covariance, nodes ranked by one direction, nodes in a space.
+    """Nodes, draws and rows: isotropic noise, that of a covariance, nodes in a space.
 
-    "shaped space" has a noise covariance there, and in "ranked space" it ranks nodes by one direction.
+    "shaped space" has a noise covariance there. Where "ranked", nodes are ranked by one direction, twice, and factors
+    are inverted by blocks.
     """
     is_ranked = request.param.startswith("ranked")
     if is_ranked:
-        monkeypatch.setattr(nodes, "SCREEN_RANK", 1)
+        for name in ("SCREEN_RANK", "FIRST_RANK", "KEPT_TIMES"):
+            monkeypatch.setattr(nodes, name, 1)
+        monkeypatch.setattr(nodes, "KEPT", 3)
+        monkeypatch.setattr(lowrank, "LEAF", 1)
         jax.clear_caches()  # what was traced with the package's own
     with jax_settings(posterior.dtype):
         x, identity = jnp.zeros((4, 6), posterior.dtype), jnp.eye(6, dtype=posterior.dtype)

@@ -12,8 +12,20 @@ from conftest import ANY_NOISE, ANY_NOISE_SLOW
 from scipy import linalg, special, stats
 
 import geode_jax
+from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.jax_settings import jax_settings
-from geode_jax.math.lowrank import latent_given, log_marginal, posterior_system, rough_log_marginal
+from geode_jax.math.lowrank import (
+    LEAF,
+    Observed,
+    _inverse_by_blocks,
+    _system,
+    inverse_factor,
+    latent_given,
+    latent_root,
+    log_marginal,
+    posterior_system,
+    rough_log_marginal,
+)
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model import statistics
 from geode_jax.model.dictionary import Dictionary
@@ -23,7 +35,7 @@ from geode_jax.predict import dimension as dimension_module
 from geode_jax.predict import mixture
 from geode_jax.predict import nodes as nodes_module
 from geode_jax.predict.conditional_moments import _pool, conditional_summary
-from geode_jax.predict.nodes import SCREEN_RANK, Ranking, SeenInSpan
+from geode_jax.predict.nodes import KEPT, SCREEN_RANK, Ranking, SeenInSpan, rankings
 from geode_jax.predict.row_blocks import ELSEWHERE, ON_CPU, block_size, map_row_blocks
 from geode_jax.predict.rows import CANDIDATES
 
@@ -313,8 +325,15 @@ def test_pruned_candidates_agree_on_rows_like_the_data(posterior, data):
 
 
 @pytest.mark.slow
-def test_nodes_ranked_by_few_directions_are_the_right_ones():
+@pytest.mark.parametrize(
+    ("max_rank", "kept"),
+    [(2 * SCREEN_RANK + 4, KEPT), (2 * SCREEN_RANK + 4, 7), (SCREEN_RANK + 4, 7)],
+    ids=["once", "twice", "first only"],
+)
+def test_nodes_ranked_by_few_directions_are_the_right_ones(max_rank, kept, monkeypatch):
     """Rows with masks of their own and many directions: what the best six nodes say is the whole."""
+    monkeypatch.setattr(nodes_module, "KEPT", kept)
+    monkeypatch.setattr(nodes_module, "KEPT_TIMES", 1)
     rng = np.random.default_rng(0)
     bends = rng.normal(size=(6, 60, 80)) * np.arange(1, 61)[:, None] ** -0.7
     centres = 0.3 * rng.normal(size=(6, 80))
@@ -324,10 +343,13 @@ def test_nodes_ranked_by_few_directions_are_the_right_ones():
     posterior = geode_jax.fit(
         jax.random.key(0),
         x[:400],
-        dictionary=geode_jax.DictionarySettings(num_trees=1, max_rank=2 * SCREEN_RANK + 4, depth=3, shared_span=None),
+        dictionary=geode_jax.DictionarySettings(num_trees=1, max_rank=max_rank, depth=3, shared_span=None),
         sampler=geode_jax.SamplerSettings(num_warmup=10, num_samples=8),
     )
-    assert posterior.dictionary.tree.num_nodes > 2 * CANDIDATES
+    num_nodes = posterior.dictionary.tree.num_nodes
+    steps = {(SCREEN_RANK + 4, 7): [4], (36, KEPT): [16], (36, 7): [4, 16]}[max_rank, kept]
+    assert [rank for rank, _ in rankings(num_nodes, max_rank, CANDIDATES)] == steps
+    jax.clear_caches()  # what was traced with another number
     hidden = rng.random((20, 80)) < 0.5
     rows = np.where(hidden, np.nan, x[400:])
     dense = oracle.make_oracle(posterior)
@@ -340,6 +362,16 @@ def test_nodes_ranked_by_few_directions_are_the_right_ones():
     for row, gone, found in zip(x[400:403], hidden[:3], filled[:3], strict=True):
         weight, mean, _ = dense.conditional(row, ~gone)
         np.testing.assert_allclose(found[gone], weight @ mean, atol=0.01)
+    jax.clear_caches()
+
+
+def test_how_nodes_are_ranked():
+    """By few directions where there are many nodes, by more where there are many directions, never all candidates."""
+    assert rankings(127, 41, 6) == [(4, 24), (16, 6)]
+    assert rankings(127, 41, 10) == [(4, 40), (16, 10)]
+    assert rankings(31, 41, 6) == [(16, 6)]
+    assert rankings(63, 20, 6) == [(4, 24)]
+    assert rankings(63, 7, 6) == rankings(31, 20, 6) == rankings(31, 41, 31) == []
 
 
 @ANY_NOISE_SLOW
@@ -418,6 +450,40 @@ def test_factors_exist_for_variances_beyond_the_precision(dtype):
                 gram, basis[:, 0], jnp.ones(50, dtype), jnp.ones(50, dtype), neg_log_u, neg_log_u[:, 0]
             )
             assert jnp.isfinite(rough).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [LEAF, LEAF + 1, 41, 100])
+def test_the_inverse_of_a_factor_by_blocks(size, dtype):
+    """A batch of systems: against LAPACK's in float64."""
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(6, 3 * size, size)) * np.exp(rng.uniform(-2.0, 2.0, size=size))
+    matrix = np.eye(size) + np.einsum("bki,bkj->bij", vectors, vectors)
+    expected = np.linalg.inv(np.linalg.cholesky(matrix))
+    with jax_settings(dtype), one_blas_thread():
+        found = np.asarray(inverse_factor(jnp.asarray(matrix.reshape(2, 3, size, size), dtype)))
+    scale = np.sqrt(np.einsum("bii->bi", matrix))[:, None]
+    tolerance = 1e-5 if dtype == np.float32 else 1e-12
+    np.testing.assert_allclose(found.reshape(matrix.shape) * scale, expected * scale, atol=tolerance * size)
+    assert not np.triu(found, 1).any()
+
+
+def test_roots_by_blocks_are_finite_for_variances_beyond_the_precision():
+    """Of 100 directions that five features show, with variances up to 1e20 times the noise, rounding leaves some
+    blocks without a factor: then every direction counts by itself."""
+    rng = np.random.default_rng(0)
+    with jax_settings(np.float32), one_blas_thread():
+        basis = np.linalg.qr(rng.normal(size=(64, 110, 100)))[0][:, :5]
+        gram = jnp.asarray(np.einsum("bDi,bDj->bij", basis, basis), jnp.float32)
+        neg_log_u = jnp.asarray(np.log1p(np.exp(rng.uniform(-4.0, 46.0, size=(64, 100)))), jnp.float32)
+        cross = jnp.asarray(basis[:, 0], jnp.float32)
+        observed = Observed(gram, cross, 0.0 * cross, cross, jnp.ones(64), jnp.full(64, 5.0))
+        latent, root = latent_root(observed, neg_log_u)
+        plain = _inverse_by_blocks(_system(gram, jnp.sqrt(jnp.expm1(neg_log_u))))
+    assert not jnp.isfinite(plain).all()  # so the test can fail
+    for values in (latent.mean, latent.log_det, root):
+        assert jnp.isfinite(values).all()
+    assert (jnp.einsum("bki,bki->bi", root, root) <= jnp.expm1(neg_log_u) * 1.001).all()
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 16])

@@ -256,7 +256,17 @@ def inverse_factor(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n
     """
     if matrix.shape[-1] <= LEAF:
         return _inverse_by_lapack(matrix)
-    return lax.platform_dependent(matrix, cpu=_inverse_by_blocks, default=_inverse_by_lapack)
+    return lax.platform_dependent(matrix, cpu=_inverse_on_cpu, default=_inverse_by_lapack)
+
+
+def _inverse_on_cpu(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """By blocks. Where variances are so far beyond the precision that a block has no factor, M counts as diagonal."""
+    found = _inverse_by_blocks(matrix)
+    diagonal = (
+        jnp.eye(matrix.shape[-1], dtype=matrix.dtype) * lax.rsqrt(jnp.diagonal(matrix, axis1=-2, axis2=-1))[..., None]
+    )
+    # a block without a factor is NaN, and so is all that comes after it
+    return jnp.where(jnp.isfinite(found[..., -1:, -1:]), found, diagonal)
 
 
 def _inverse_by_lapack(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
