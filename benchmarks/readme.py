@@ -142,8 +142,8 @@ TIMED = {
     "real_data": "Ours and the rivals compared row by row were timed on a slower machine.",
     "mnist": "`--validate`, and the rivals of the rest, were timed beside other work.",
     "smoothness": "Timed beside other work.",
-    "scaling": "Filling in was timed on a machine about half as quick as that of the rest; the time over the floor is"
-    " of the same minutes.",
+    "scaling": "Filling in was timed on a machine about half as quick as that of the rest, and so was its floor, in the"
+    " same minutes.",
     "scenarios": "Timed beside other work, and those with 15,000 features on a slower machine.",
     "memory": "Timed beside other work.",
     "run_length": "Timed beside other work.",

@@ -114,6 +114,7 @@ def arguments(posterior, request, monkeypatch):
             monkeypatch.setattr(nodes, name, 1)
         monkeypatch.setattr(nodes, "KEPT", 3)
         monkeypatch.setattr(lowrank, "LEAF", 1)
+        assert len(nodes.rankings(posterior.dictionary.tree.num_nodes, posterior.dictionary.max_rank, 3)) == 2
         jax.clear_caches()  # what was traced with the package's own
     with jax_settings(posterior.dtype):
         x, identity = jnp.zeros((4, 6), posterior.dtype), jnp.eye(6, dtype=posterior.dtype)
@@ -207,16 +208,26 @@ def shallow(data):
 
 
 @pytest.mark.parametrize(
-    ("depth", "program"),
+    ("depth", "program", "leaf"),
     [
-        (2, "mean"),
-        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in itertools.product((0, 2), ("density", "interval"))),
-        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((0, "mean"), (0, "draws"), (2, "draws"))),
+        (2, "mean", lowrank.LEAF),
+        *(
+            pytest.param(*rest, lowrank.LEAF, marks=pytest.mark.slow)
+            for rest in itertools.product((0, 2), ("density", "interval"))
+        ),
+        *(
+            pytest.param(*rest, lowrank.LEAF, marks=pytest.mark.slow)
+            for rest in ((0, "mean"), (0, "draws"), (2, "draws"))
+        ),
+        *(pytest.param(2, name, 1, marks=pytest.mark.slow) for name in ("mean", "draws")),
     ],
 )
-def test_compiled_predictions_are_one_chain(shallow, depth, program):
-    """Of trees of few nodes, whose products are made in a single round."""
+def test_compiled_predictions_are_one_chain(shallow, depth, program, leaf, monkeypatch):
+    """Of trees of few nodes, whose products are made in a single round; also where factors are inverted by blocks."""
     posterior = shallow(depth)
+    if leaf != lowrank.LEAF:
+        monkeypatch.setattr(lowrank, "LEAF", leaf)
+        jax.clear_caches()
     with jax_settings(posterior.dtype):
         dictionary, dtype = posterior.dictionary, posterior.dtype
         rows = jnp.zeros((4, posterior.num_features), dtype)
@@ -233,8 +244,10 @@ def test_compiled_predictions_are_one_chain(shallow, depth, program):
                 sample, jax.random.key(0), found, draws, None, seen, jnp.arange(4), num_samples=2, num_wanted=6, **few
             ),
         }[program]()
+    if leaf != lowrank.LEAF:
+        jax.clear_caches()
     count, pairs = unordered_calls(text)
-    assert count >= 4
+    assert count >= 4 + 4 * (leaf == 1)
     assert not pairs
 
 

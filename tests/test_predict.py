@@ -14,11 +14,14 @@ from scipy import linalg, special, stats
 import geode_jax
 from geode_jax._runtime.blas import one_blas_thread
 from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.math import lowrank
 from geode_jax.math.lowrank import (
     LEAF,
+    LONGEST,
     Observed,
     _inverse_by_blocks,
-    _system,
+    _inverse_by_lapack,
+    _inverse_on_cpu,
     inverse_factor,
     latent_given,
     latent_root,
@@ -26,6 +29,7 @@ from geode_jax.math.lowrank import (
     posterior_system,
     rough_log_marginal,
 )
+from geode_jax.math.rows_in_space import Space, observe_in_space
 from geode_jax.math.whitening import SharedNoise, observe_rows
 from geode_jax.model import statistics
 from geode_jax.model.dictionary import Dictionary
@@ -35,12 +39,20 @@ from geode_jax.predict import dimension as dimension_module
 from geode_jax.predict import mixture
 from geode_jax.predict import nodes as nodes_module
 from geode_jax.predict.conditional_moments import _pool, conditional_summary
-from geode_jax.predict.nodes import KEPT, SCREEN_RANK, Ranking, SeenInSpan, rankings
+from geode_jax.predict.nodes import KEPT, SCREEN_RANK, NodesInSpan, Ranking, SeenInSpan, TreeNodes, rankings
 from geode_jax.predict.row_blocks import ELSEWHERE, ON_CPU, block_size, map_row_blocks
 from geode_jax.predict.rows import CANDIDATES
 
 SEEN = np.array([True, False, True, True, False, True])
 EVERY = 31  # all nodes, so that nothing is pruned
+
+
+@pytest.fixture
+def fresh_programs():
+    """For tests that trace programs with other constants than the package's own."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="module")
@@ -330,8 +342,8 @@ def test_pruned_candidates_agree_on_rows_like_the_data(posterior, data):
     [(2 * SCREEN_RANK + 4, KEPT), (2 * SCREEN_RANK + 4, 7), (SCREEN_RANK + 4, 7)],
     ids=["once", "twice", "first only"],
 )
-def test_nodes_ranked_by_few_directions_are_the_right_ones(max_rank, kept, monkeypatch):
-    """Rows with masks of their own and many directions: what the best six nodes say is the whole."""
+def test_nodes_ranked_by_few_directions_are_the_right_ones(max_rank, kept, monkeypatch, fresh_programs):
+    """Rows with masks of their own and many directions, two trees: what the best six nodes say is the whole."""
     monkeypatch.setattr(nodes_module, "KEPT", kept)
     monkeypatch.setattr(nodes_module, "KEPT_TIMES", 1)
     rng = np.random.default_rng(0)
@@ -343,18 +355,18 @@ def test_nodes_ranked_by_few_directions_are_the_right_ones(max_rank, kept, monke
     posterior = geode_jax.fit(
         jax.random.key(0),
         x[:400],
-        dictionary=geode_jax.DictionarySettings(num_trees=1, max_rank=max_rank, depth=3, shared_span=None),
+        dictionary=geode_jax.DictionarySettings(num_trees=2, max_rank=max_rank, depth=3, shared_span=None),
         sampler=geode_jax.SamplerSettings(num_warmup=10, num_samples=8),
     )
     num_nodes = posterior.dictionary.tree.num_nodes
     steps = {(SCREEN_RANK + 4, 7): [4], (36, KEPT): [16], (36, 7): [4, 16]}[max_rank, kept]
     assert [rank for rank, _ in rankings(num_nodes, max_rank, CANDIDATES)] == steps
-    jax.clear_caches()  # what was traced with another number
     hidden = rng.random((20, 80)) < 0.5
     rows = np.where(hidden, np.nan, x[400:])
     dense = oracle.make_oracle(posterior)
     expected = [dense.log_density(row[None], ~gone)[0] for row, gone in zip(x[400:], hidden, strict=True)]
-    np.testing.assert_allclose(geode_jax.log_density(posterior, rows), expected, atol=0.01)
+    atol = 0.01 if kept == KEPT else 0.03  # seven of fifteen nodes are few
+    np.testing.assert_allclose(geode_jax.log_density(posterior, rows), expected, atol=atol)
     # the first two are nearly all of it (chains with other seeds lose up to 0.04 nats on average), which they are not
     # where the other directions do not count as noise (0.24)
     assert np.mean(expected - geode_jax.log_density(posterior, rows, num_candidates=2)) < 0.1
@@ -362,11 +374,10 @@ def test_nodes_ranked_by_few_directions_are_the_right_ones(max_rank, kept, monke
     for row, gone, found in zip(x[400:403], hidden[:3], filled[:3], strict=True):
         weight, mean, _ = dense.conditional(row, ~gone)
         np.testing.assert_allclose(found[gone], weight @ mean, atol=0.01)
-    jax.clear_caches()
 
 
 def test_how_nodes_are_ranked():
-    """By few directions where there are many nodes, by more where there are many directions, never all candidates."""
+    """By few directions where there are many nodes, by more where there are many directions, not if all are wanted."""
     assert rankings(127, 41, 6) == [(4, 24), (16, 6)]
     assert rankings(127, 41, 10) == [(4, 40), (16, 10)]
     assert rankings(31, 41, 6) == [(16, 6)]
@@ -469,8 +480,8 @@ def test_the_inverse_of_a_factor_by_blocks(size, dtype):
 
 
 def test_roots_by_blocks_are_finite_for_variances_beyond_the_precision():
-    """Of 100 directions that five features show, with variances up to 1e20 times the noise, rounding leaves some
-    blocks without a factor: then every direction counts by itself."""
+    """Of 100 directions that five features show, with variances up to 1e20 times the noise. Rounding leaves some blocks
+    without a factor; LAPACK's error bound holds for the matrix as a whole."""
     rng = np.random.default_rng(0)
     with jax_settings(np.float32), one_blas_thread():
         basis = np.linalg.qr(rng.normal(size=(64, 110, 100)))[0][:, :5]
@@ -479,11 +490,32 @@ def test_roots_by_blocks_are_finite_for_variances_beyond_the_precision():
         cross = jnp.asarray(basis[:, 0], jnp.float32)
         observed = Observed(gram, cross, 0.0 * cross, cross, jnp.ones(64), jnp.full(64, 5.0))
         latent, root = latent_root(observed, neg_log_u)
-        plain = _inverse_by_blocks(_system(gram, jnp.sqrt(jnp.expm1(neg_log_u))))
-    assert not jnp.isfinite(plain).all()  # so the test can fail
     for values in (latent.mean, latent.log_det, root):
         assert jnp.isfinite(values).all()
-    assert (jnp.einsum("bki,bki->bi", root, root) <= jnp.expm1(neg_log_u) * 1.001).all()
+    assert (jnp.einsum("bki,bki->bi", root, root) <= jnp.expm1(neg_log_u) * LONGEST * 1.001).all()
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_what_blocks_fail_at_is_left_to_lapack(is_mapped, monkeypatch):
+    """One inverse that is NaN, and one whose columns are too long; the others stay as they are."""
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(5, 60, 20))
+    matrix = jnp.asarray(np.eye(20) + np.einsum("bki,bkj->bij", vectors, vectors), jnp.float32)
+    by_blocks, by_lapack = _inverse_by_blocks(matrix), _inverse_by_lapack(matrix)
+    factor = jnp.array([1.0, np.nan, 1.0, 100.0, 0.5])
+
+    def spoiled(some, *parts):
+        found = _inverse_by_blocks(some, *parts)
+        if some.shape[-1] < 20:  # a block
+            return found
+        known = some[..., :1, :1, None] == matrix[:, 0, 0]
+        return found * jnp.sum(jnp.where(known, factor, 0.0), axis=-1)
+
+    monkeypatch.setattr(lowrank, "_inverse_by_blocks", spoiled)
+    with one_blas_thread():
+        found = np.asarray(jax.vmap(_inverse_on_cpu)(matrix[:, None])[:, 0] if is_mapped else _inverse_on_cpu(matrix))
+    for number, expected in enumerate((by_blocks, by_lapack, by_blocks, by_lapack, 0.5 * by_blocks)):
+        np.testing.assert_allclose(found[number], expected[number], rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 16])
@@ -497,13 +529,12 @@ def test_nodes_are_worked_on_some_at_a_time(size, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("posterior", ["shaped"], indirect=True)
-def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch):
+def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch, fresh_programs):
     """In the span of the first tree's root: all but one of the nodes say what all of them say.
 
     Of a few rows the best node is the last by the one direction that ranks it.
     """
     monkeypatch.setattr(nodes_module, "SCREEN_RANK", 1)
-    jax.clear_caches()
     draws = jax.tree.map(jnp.asarray, posterior.thin(6))
     nodes = nodes_module.Nodes.of(posterior.dictionary, jnp.asarray(posterior.noise_root, jnp.float32))
     mask = np.ones((12, 6), np.float32)
@@ -521,11 +552,52 @@ def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch)
         )
         for number in (7, 6)
     )
-    jax.clear_caches()
     spread = np.abs(every[0] - every[0].mean()).max()
     assert spread > 1.0
     assert np.isclose(most[0], every[0], atol=0.02 * spread).mean() > 0.9
     assert np.isclose(most[1], every[1], atol=0.02).mean() > 0.9
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "whitened", "space", "space with noise", "span"])
+def test_products_at_some_nodes_are_those_at_all(kind):
+    """Each row at nodes of its own, of the second of two trees whose arrays are one."""
+    rng = np.random.default_rng(0)
+    num_nodes, size, rank = 7, 9 if "space" in kind else 8, 3
+    centres, bases = (rng.normal(size=(2 * num_nodes, size, *tail)) for tail in ((), (rank,)))
+    if "space" in kind:  # the last coordinate is the distance from it
+        centres[:, -1], bases[:, -1] = 0.0, 0.0
+    mask = np.ones((5, 10 if "space" in kind else 8))
+    mask[np.arange(5), np.arange(5)] = 0.0
+    node = rng.integers(num_nodes, size=(5, 4))
+    with jax_settings(np.float64), one_blas_thread():
+        x, shown = jnp.asarray(rng.normal(size=mask.shape)), jnp.asarray(mask)
+        if "space" in kind:
+            deviation = np.linspace(3.0, 0.5, 8) if "noise" in kind else None
+            axes = jnp.asarray(np.linalg.qr(rng.normal(size=(10, 8)))[0])
+            seen = observe_in_space(x, shown, Space.of(axes, deviation), num_seen=9)
+        else:
+            root = jnp.asarray(linalg.sqrtm(np.eye(8) + 0.3).real)
+            seen = observe_rows(x, shown, None if kind == "isotropic" else SharedNoise.of(root), num_seen=7)
+        tree = Tree(jnp.ones(num_nodes, bool), jnp.arange(num_nodes) > 2, 2)
+        own = TreeNodes(tree, jnp.asarray(centres), jnp.asarray(bases), jnp.asarray(num_nodes), mask.shape[1])
+        few = own.leading(2)
+        np.testing.assert_array_equal(few[0], centres[num_nodes:])
+        np.testing.assert_array_equal(few[1], bases[num_nodes:, :, :2])
+        if kind == "span":
+            span, in_span = np.linalg.qr(rng.normal(size=(8, 4)))[0], rng.normal(size=(num_nodes, 4, 3))
+            nodes = NodesInSpan(jnp.asarray(in_span[..., 0]), jnp.asarray(in_span[..., 1:]))
+            ranked = SeenInSpan(*seen.products(own.centres[0], jnp.asarray(span)))
+            found, expected = ranked.products_at(nodes, jnp.asarray(node)), ranked.products(nodes)
+        else:
+            places = own.places(jnp.asarray(node))
+            found = statistics.products_at(own.centres, own.bases[..., :2], seen, places)
+            expected = statistics.map_nodes(seen.products, *few, 1)
+            observed = statistics.observed_statistics_at(own.centres, own.bases, seen, places)
+            every = observed_statistics_of(own.centres, own.bases, seen, own.places(jnp.arange(num_nodes)))
+            for ours, theirs in zip(observed, every, strict=True):
+                np.testing.assert_allclose(ours, theirs[np.arange(5)[:, None], node], rtol=1e-8, atol=1e-8)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, np.asarray(theirs)[node, np.arange(5)[:, None]], rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("is_shared", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -549,7 +621,7 @@ def test_nodes_in_the_roots_span_are_ranked_by_their_coordinates_there(is_shared
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
         neg_log_u, log_sigma2 = jnp.asarray(rng.exponential(size=(3, 4))), jnp.asarray(rng.normal(size=3))
-        observed = observed_statistics_of(nodes.centres, nodes.bases, seen)
+        observed = observed_statistics_of(nodes.centres, nodes.bases, seen, jnp.arange(3))
         exact = log_marginal(observed, latent_given(observed, neg_log_u[None]), neg_log_u[None], log_sigma2[None])
         rough = rough_log_marginal(*expected, mask.sum(axis=1), neg_log_u[:, None], log_sigma2[:, None])
         np.testing.assert_allclose(rough.T, exact, rtol=1e-9)

@@ -12,7 +12,7 @@ and with v = eta0 - eta* the quadratic form is a sum of terms that are not large
 where ``||r||^2 - C'(..)C`` (Woodbury as usually written) subtracts two large terms. The form is stationary at eta*, so
 the rounding error of eta* enters squared. M has eigenvalues of at least 1, but where s is beyond the precision's
 resolution the rounding error of G counts for more than that. So G's diagonal is raised by as little as that error may
-be, and the Cholesky factor of M always exists.
+be, and M as a whole always has a Cholesky factor.
 
 On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the calling
 thread. Two calls that do not depend on each other may run at once, block all threads of a small pool, and deadlock
@@ -31,8 +31,10 @@ from jax import lax
 from geode_jax._typing import Array, DTypeLike, Float
 
 HIGHEST = lax.Precision.HIGHEST  # a GPU would otherwise multiply float32 matrices with 10-bit mantissas
-# `inverse_factor` leaves matrices of this size to LAPACK on a CPU, and splits larger ones into at most so many.
+# On a CPU `inverse_factor` leaves matrices of at most this size to LAPACK, and of larger ones at most so many blocks.
 LEAF, LEAVES = 16, 8
+# A column of the inverse of a factor whose square is longer than this is wrong by more than its rounding.
+LONGEST = 1.01
 
 
 class Observed(NamedTuple):
@@ -249,10 +251,10 @@ def latent_root(observed: Observed, neg_log_u: Float[Array, "*#batch d"]) -> tup
 
 
 def inverse_factor(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
-    """Inverse of the Cholesky factor of each matrix.
+    """Inverse of the Cholesky factor of each matrix; all of these are the identity plus a positive semidefinite one.
 
-    On a CPU products of matrices use all cores, while a call to LAPACK leaves out the one that waits for it, and takes
-    long for small matrices: so it factors only small blocks there.
+    On a CPU, products of matrices use all cores. A core that waits for LAPACK is idle, and small matrices take it long
+    for their size; so only blocks along the diagonal are factored by it.
     """
     if matrix.shape[-1] <= LEAF:
         return _inverse_by_lapack(matrix)
@@ -260,13 +262,19 @@ def inverse_factor(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n
 
 
 def _inverse_on_cpu(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
-    """By blocks. Where variances are so far beyond the precision that a block has no factor, M counts as diagonal."""
+    """By blocks, and once more by LAPACK where that fails.
+
+    Variances far beyond the precision may leave a block without a factor, and all after it NaN, or with a wrong one:
+    columns of the inverse are no longer than 1, as the matrices are at least the identity.
+    """
     found = _inverse_by_blocks(matrix)
-    diagonal = (
-        jnp.eye(matrix.shape[-1], dtype=matrix.dtype) * lax.rsqrt(jnp.diagonal(matrix, axis1=-2, axis2=-1))[..., None]
-    )
-    # a block without a factor is NaN, and so is all that comes after it
-    return jnp.where(jnp.isfinite(found[..., -1:, -1:]), found, diagonal)
+    is_right = (jnp.sum(jnp.square(found), axis=-2) <= LONGEST).all(axis=-1)  # False for NaN, which XLA's maximum loses
+    after = _one_after(found[..., -1, :], matrix.shape[:-2])[..., None, None]
+
+    def again() -> Array:
+        return jnp.where(is_right[..., None, None], found, _inverse_by_lapack(after * matrix))
+
+    return lax.cond(is_right.all(), lambda: found, again)
 
 
 def _inverse_by_lapack(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:

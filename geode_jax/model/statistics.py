@@ -132,12 +132,9 @@ def project_all(
 
 
 def observed_statistics_of(
-    centres: Float[Array, "K D"], bases: Float[Array, "K D d"], seen: SeenRows, places: Int[Array, "M"] | None = None
+    centres: Float[Array, "K D"], bases: Float[Array, "K D d"], seen: SeenRows, places: Int[Array, "M"]
 ) -> Observed:
-    """Statistics of partial rows at the nodes of these places (None: at all), batch axes (b, M).
-
-    The rows may share one mask.
-    """
+    """Statistics of partial rows at the nodes of these places, batch axes (b, M); the rows may share one mask."""
     by_node = map_nodes(seen.statistics, centres, bases, seen.numbers(bases.shape[-1]), places)
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), by_node)
 

@@ -154,7 +154,7 @@ def of_each_tree(
 
 
 def _rankings(nodes: Dictionary | TreeNodes, seen: SeenRows, num_candidates: int) -> list[tuple[int, int]]:
-    """How nodes are ranked first: where rows have masks of their own, products of all of them are too many."""
+    """How nodes are ranked first; not at all where the rows share a mask, as products over it are the same for all."""
     is_shared = seen.mask.shape[0] == 1
     return [] if is_shared else rankings(nodes.tree.num_nodes, nodes.max_rank, num_candidates)
 
@@ -195,7 +195,7 @@ _Products: TypeAlias = _OwnProducts | _ProductsInSpan
 def _find_candidates(
     own: TreeNodes, draws: Draw, seen: SeenRows, products: _Products, num_candidates: int
 ) -> Candidates:
-    """The best nodes of one tree, that of the features, at the posterior mean of the parameters.
+    """The best nodes of one tree at the posterior mean of the parameters.
 
     Rows with different masks need a (d, d) matrix of products over the features at every node, so nodes are first
     ranked with a few directions only, by `products`.
@@ -207,7 +207,8 @@ def _find_candidates(
         return Candidates.of(only, observed, jnp.ones(seen.num_rows, bool))
     parameters, node = _mean_parameters(draws, own.tree), None
     num_seen = seen.mask.sum(axis=1)
-    for rank, number in _rankings(own, seen, num_candidates):
+    steps = _rankings(own, seen, num_candidates)
+    for rank, number in steps:
         leading = parameters.leading(rank, own.num_features)
         if node is None:
             found = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), products.at_all(rank))
@@ -217,14 +218,13 @@ def _find_candidates(
         gram, cross, squared_norm = found
         rough = rough_log_marginal(gram, cross, squared_norm, num_seen[:, None], leading.neg_log_u, leading.log_sigma2)
         node = jnp.take_along_axis(node, lax.top_k(leading.log_weights + rough, number)[1], axis=1)
-    is_ranked = node is not None
     if node is None:
         node = jnp.arange(own.tree.num_nodes)[None]
         observed = observed_statistics_of(own.centres, own.bases, seen, own.places(node[0]))
     else:
         observed = observed_statistics_at(own.centres, own.bases, seen, own.places(node))
     scores, distance = _scores_and_distances(observed, parameters.at(node))
-    if not is_ranked or node.shape[1] > num_candidates:
+    if not steps or node.shape[1] > num_candidates:
         scores, best = lax.top_k(scores, num_candidates)
         node = jnp.take_along_axis(jnp.broadcast_to(node, (seen.num_rows, node.shape[1])), best, axis=1)
         observed, distance = jax.tree.map(partial(_take_nodes, node=best), (observed, distance))
@@ -389,8 +389,8 @@ def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int, n
     steps = _steps(dictionary, num_candidates)
     numbers = _numbers_of_nodes(dictionary, num_candidates, num_draws)
     if num_seen:
-        numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank) + max(k * r for k, r in steps) * rank
-    return dictionary.centres.dtype.itemsize * (numbers + features * (rank + 4 + 4 * num_candidates))
+        numbers += num_seen * (4 * num_seen + 2 * features + 2 * rank) + _numbers_in_span(steps, rank)
+    return dictionary.centres.dtype.itemsize * (numbers + features * (2 * rank + 4 + 4 * num_candidates))
 
 
 def bytes_in_space(dictionary: Dictionary, num_candidates: int, num_draws: int) -> int:
@@ -399,7 +399,7 @@ def bytes_in_space(dictionary: Dictionary, num_candidates: int, num_draws: int) 
     in_space = dictionary.centres.shape[-1]
     numbers = _numbers_of_nodes(dictionary, num_candidates, num_draws)
     numbers += in_space * (8 * in_space + num_candidates * rank)
-    numbers += max(k * r for k, r in _steps(dictionary, num_candidates)) * rank
+    numbers += _numbers_in_span(_steps(dictionary, num_candidates), rank)
     return dictionary.centres.dtype.itemsize * (numbers + features * (8 + 4 * num_trees * num_candidates))
 
 
@@ -410,6 +410,12 @@ def _steps(dictionary: Dictionary, num_candidates: int) -> list[tuple[int, int]]
         steps.append((left, rank))
         left = kept
     return [*steps, (left, dictionary.max_rank)]
+
+
+def _numbers_in_span(steps: list[tuple[int, int]], rank: int) -> int:
+    """How many numbers of a row the rankings hold in a span: at some nodes of each row, these are copied too."""
+    (nodes, some), *others = steps
+    return rank * max(nodes * some, *(2 * nodes * some for nodes, some in others), 0)
 
 
 def _numbers_of_nodes(dictionary: Dictionary, num_candidates: int, num_draws: int) -> int:

@@ -19,11 +19,12 @@ from geode_jax.math.rows_in_space import RowsInSpace, SeenRows
 from geode_jax.model.dictionary import Dictionary, coloured
 from geode_jax.model.tree import Tree
 
-# Nodes are ranked by this many leading directions; where they are at least twice as many as are kept, first by fewer.
-SCREEN_RANK, FIRST_RANK = 16, 4
-# The first ranking keeps so many, or this many times the number of candidates.
-KEPT, KEPT_TIMES = 24, 4
-# What ObservedRows.products gives, at every node.
+# Nodes of at least twice as many directions are ranked by so many leading ones.
+SCREEN_RANK = 16
+# Before that, nodes of at least twice as many directions are ranked by so few, if at least half of them can be left out
+# then. So many are kept, or this many times the number of candidates.
+FIRST_RANK, KEPT, KEPT_TIMES = 4, 24, 4
+# What ObservedRows.products gives, at every node, axes (K, b), or at some of each row, (b, M).
 Products: TypeAlias = tuple[Array, Array, Array]
 
 
@@ -68,13 +69,13 @@ class Nodes(eqx.Module):
     def of(cls, dictionary: Dictionary, root: Float[Array, "D D"]) -> "Nodes":
         """The nodes of a dictionary in model coordinates; `root`: of the noise covariance."""
         forest = coloured(dictionary, root)
-        return cls(forest, Ranking.of(forest) if is_ranked(forest) else None)
+        return cls(forest, Ranking.of(forest) if has_span(forest) else None)
 
 
 class TreeNodes(eqx.Module):
     """The nodes of one tree; `centres` and `bases` hold all N of the forest, this one's from place `first` on.
 
-    Arrays of its own would be copies, made anew for every block of rows.
+    Arrays of its own would be copies, made anew for every block of rows, as those of :meth:`leading` are.
     """
 
     tree: Tree
@@ -99,15 +100,16 @@ class TreeNodes(eqx.Module):
         return self.first + node
 
 
-def is_ranked(dictionary: Dictionary) -> bool:
-    """Whether nodes have so many directions that it pays to rank them by the leading ones first."""
+def has_span(dictionary: Dictionary) -> bool:
+    """Whether nodes have so many directions that rows with a noise covariance rank them by coordinates in a span."""
     return dictionary.max_rank >= 2 * SCREEN_RANK
 
 
 def rankings(num_nodes: int, rank: int, num_candidates: int) -> list[tuple[int, int]]:
-    """By how many leading directions nodes are ranked, and how many are kept then, of one ranking after the other.
+    """How nodes are ranked, step by step: by how many leading directions, and how many nodes are kept then.
 
-    What is left is looked at with all directions: the candidates, or where directions are few, more than these.
+    Those that the last step keeps are looked at with all directions. They are the candidates, or more than these where
+    nodes have too few directions for the second step.
     """
     found, kept = [], max(KEPT, KEPT_TIMES * num_candidates)
     if rank >= 2 * FIRST_RANK and num_nodes >= 2 * kept:

@@ -19,7 +19,7 @@ from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.mixture import bytes_in_space, bytes_per_row, log_density_partial
-from geode_jax.predict.nodes import Nodes, Ranking, is_ranked
+from geode_jax.predict.nodes import Nodes, Ranking, has_span
 from geode_jax.predict.row_blocks import map_row_blocks
 from geode_jax.rows.frame import to_model
 
@@ -84,7 +84,7 @@ def nodes_in_features(posterior: Posterior) -> Nodes:
     dictionary, root, deviation = posterior.dictionary, posterior.noise_root, posterior.noise_deviation
     if root is not None:
         return _kept(posterior, root, lambda own: Nodes.of(own, jax.device_put(root.astype(posterior.dtype))))
-    if deviation is None or not is_ranked(dictionary):
+    if deviation is None or not has_span(dictionary):
         return Nodes(dictionary, None)
     # in a space rows bring the noise covariance with them (math/rows_in_space.py)
     return Nodes(dictionary, _kept(posterior, deviation, Ranking.of))
