@@ -1,5 +1,6 @@
 """Predictions against a dense oracle that knows nothing of trees, bases or float32."""
 
+import itertools
 from unittest import mock
 
 import equinox as eqx
@@ -463,8 +464,16 @@ def test_factors_exist_for_variances_beyond_the_precision(dtype):
             assert jnp.isfinite(rough).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("size", [LEAF, LEAF + 1, 41, 100])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        (41, np.float32),
+        *(
+            pytest.param(*both, marks=pytest.mark.slow)
+            for both in itertools.product((LEAF, LEAF + 1, 100), (np.float32, np.float64))
+        ),
+    ],
+)
 def test_the_inverse_of_a_factor_by_blocks(size, dtype):
     """A batch of systems: against LAPACK's in float64."""
     rng = np.random.default_rng(0)
@@ -495,7 +504,7 @@ def test_roots_by_blocks_are_finite_for_variances_beyond_the_precision():
     assert (jnp.einsum("bki,bki->bi", root, root) <= jnp.expm1(neg_log_u) * LONGEST * 1.001).all()
 
 
-@pytest.mark.parametrize("is_mapped", [False, True])
+@pytest.mark.parametrize("is_mapped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_blocks_fail_at_is_left_to_lapack(is_mapped, monkeypatch):
     """One inverse that is NaN, and one whose columns are too long; the others stay as they are."""
     rng = np.random.default_rng(0)
@@ -558,7 +567,13 @@ def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch,
     assert np.isclose(most[1], every[1], atol=0.02).mean() > 0.9
 
 
-@pytest.mark.parametrize("kind", ["isotropic", "whitened", "space", "space with noise", "span"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "isotropic",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("whitened", "space", "space with noise", "span")),
+    ],
+)
 def test_products_at_some_nodes_are_those_at_all(kind):
     """Each row at nodes of its own, of the second of two trees whose arrays are one."""
     rng = np.random.default_rng(0)
