@@ -310,7 +310,6 @@ def merged_mixture(
 
     def of_pairs(pairs: Array) -> tuple[Array, ...]:
         node, observed = _at_pairs(candidates, pairs)
-
         every_draw = jax.tree.map(lambda leaf: leaf[:, None], observed)
 
         def add(total: tuple[Array, ...], index: Array) -> tuple[tuple[Array, ...], Array]:
@@ -414,8 +413,7 @@ def _steps(dictionary: Dictionary, num_candidates: int) -> list[tuple[int, int]]
 
 def _numbers_in_span(steps: list[tuple[int, int]], rank: int) -> int:
     """How many numbers of a row the rankings hold in a span: at some nodes of each row, these are copied too."""
-    (nodes, some), *others = steps
-    return rank * max(nodes * some, *(2 * nodes * some for nodes, some in others), 0)
+    return rank * max((1 + (number > 0)) * nodes * some for number, (nodes, some) in enumerate(steps))
 
 
 def _numbers_of_nodes(dictionary: Dictionary, num_candidates: int, num_draws: int) -> int:
