@@ -133,6 +133,14 @@ def _few_compiled_programs():
         jax.clear_caches()
 
 
+@pytest.fixture
+def fresh_programs():
+    """For tests that trace programs with other constants than the package's own."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
 def run_two_processes(script: str, *rest: object) -> list[tuple[int, str, str]]:
     """Return codes, outputs and errors of two processes that run a script with a port, their numbers, and `rest`."""
     with socket.socket() as free:

@@ -48,14 +48,6 @@ SEEN = np.array([True, False, True, True, False, True])
 EVERY = 31  # all nodes, so that nothing is pruned
 
 
-@pytest.fixture
-def fresh_programs():
-    """For tests that trace programs with other constants than the package's own."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
-
-
 @pytest.fixture(scope="module")
 def dense(posterior):
     return oracle.make_oracle(posterior)

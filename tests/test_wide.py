@@ -626,12 +626,10 @@ def test_large_signals_take_float64(wide, hidden):
 # Last of every case, as they drop what is compiled.
 
 
-def test_nodes_ranked_by_few_directions(wide, hidden, monkeypatch):
+def test_nodes_ranked_by_few_directions(wide, hidden, monkeypatch, fresh_programs):
     """Rows rank the nodes by their leading directions where there are many."""
     monkeypatch.setattr("geode_jax.predict.nodes.SCREEN_RANK", 1)
-    jax.clear_caches()  # what was traced with the package's own
     found, expected = (geode_jax.log_density(one, hidden[34:], num_candidates=2) for one in (wide, wide.spread_out()))
-    jax.clear_caches()
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
