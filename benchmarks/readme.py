@@ -343,9 +343,9 @@ def _score() -> str:
         f"the {len(every)} comparisons of [the results page](benchmarks/README.md#in-short). Where a standard error is"
         f" known, GEODE is ahead in {ahead}, level in {level}, and behind in {behind}; in the other"
         f" {better + equal + worse} its number is better in {better}, equal in {equal}, and worse in {worse}. Most data"
-        " sets count twice, by their density and by the error of filling in. Three defaults, refined cuts, the prior"
-        " of the noise and the limit for units of columns, were chosen on random splits of iris, wine, breast cancer"
-        " and diabetes: results on these are a little flattering."
+        " sets count twice, by their density and by the error of filling in. Three defaults were chosen on random"
+        " splits of iris, wine, breast cancer and diabetes, so results on these are a little flattering: whether cuts"
+        " of trees are refined, how strong the prior of the noise is, and when columns get units of their own."
     )
 
 

@@ -231,8 +231,15 @@ def test_failures_are_one_line(folder, capsys):
                 "0.5,1,1.5,2,2.5,3",
                 ",2019,2021,2022,2025,2026",
                 "NA,,,,,",
+                "3999.64,3997.71,3995.78,3993.85,3991.93,3990.00",  # steps differ by rounding
+                "100.2,103.5,106.9,110.1,113.6,120",
+                ",100.2,103.5,106.9,110.1,113.6",
             )
         ),
+        (["score", model, text("0.5,1.5,7\n50,60,80\n"), str(out)], "pass --header or --no-header"),
+        (["score", model, text("100.2,103.5,109\n0,1.2,-0.3\n"), str(out)], "pass --header or --no-header"),
+        (["score", model, text("6,2,3,4,5,9007199254740993\n"), str(out)], "perhaps an identifier"),
+        (["score", text("a,b\n1,2\n"), model, str(out)], "it is no .npz file"),
         (["score", model, text(",0,1,2,3,4\n0.5,1,2,3,4,5\n"), str(out)], "pass --header or --no-header"),
         (["score", model, text("1,5\n2,5\n"), str(out), "--decimal", ","], "another delimiter than the decimal"),
         (["score", model, text("a,b,c,d,e,a\n1,2,3,4,5,6\n"), str(out)], "got 'a' twice"),

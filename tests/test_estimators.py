@@ -1,5 +1,6 @@
 """GeodeDensity as scikit-learn's users know it."""
 
+import copy
 import pickle
 
 import jax
@@ -39,6 +40,19 @@ def test_impute(model, data):
     assert (lower <= again).all()
     assert (again <= upper).all()
     np.testing.assert_array_equal(model.score_samples(hidden), geode_jax.log_density(model.posterior_, hidden))
+
+
+def test_a_wrong_parameter_is_not_saved(model, tmp_path):
+    """The file could not be loaded."""
+    changed = copy.copy(model).set_params(num_trees=0)
+    with pytest.raises(ValueError, match="num_trees: expected an integer of at least 1, got 0"):
+        changed.save(tmp_path / "model.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_columns_of_pandas_sparse_type(model, data):
+    sparse = pd.DataFrame(data).astype(pd.SparseDtype(float, 0.0))
+    np.testing.assert_array_equal(model.score_samples(sparse), model.score_samples(data))
 
 
 def test_multiple_imputation(model, data):

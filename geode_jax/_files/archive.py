@@ -53,6 +53,9 @@ def read_archive(
 
 
 def _read(stream: IO[bytes], kind: str, version: int, rebuild: Any) -> Any:
+    if not zipfile.is_zipfile(stream):  # NumPy would take it for a pickle, and say how to load one
+        raise ValueError("it is no .npz file, or only a part of one")
+    stream.seek(0)
     with np.load(stream, allow_pickle=False) as file:
         _check_members(file.zip, stream)
         header = json.loads(str(file["header"]))

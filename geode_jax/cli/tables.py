@@ -20,6 +20,11 @@ _MISSING = frozenset(
     ["", "?", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none"]  # and what C libraries print for NaN
 ).union(["1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"])
 
+# A first line whose numbers are all so many times as large as those below it may hold names.
+OTHER_SIZE = 10.0
+# From here on a float does not hold all whole numbers.
+LARGEST_WHOLE = 2**53
+
 Write = Callable[[np.ndarray], None]
 
 
@@ -225,20 +230,23 @@ def _has_names(first: Sequence[str], second: Sequence[str] | None, path: Path, t
             f"{path}, line 1: expected names or numbers, got both ({which!r} is no number); if these are names, pass"
             " --header"
         )
-    if _may_be_names(first, [np.nan if number is None else number for number in numbers], second):
+    if _may_be_names(first, numbers, second, text):
         raise TableError(
             f"{path}, line 1: {', '.join(first[:3])}, ... may be names or numbers; pass --header or --no-header"
         )
     return False
 
 
-def _may_be_names(first: Sequence[str], numbers: list[float], second: Sequence[str] | None) -> bool:
+def _may_be_names(
+    first: Sequence[str], found: list[float | None], second: Sequence[str] | None, text: TextFormat
+) -> bool:
     """Whether numbers in the first line look like names: wavelengths, years, or those that pandas gives.
 
-    These are 0, 1, 2, ..., also after the empty cell that pandas leaves above its index; four integers that rise or
-    fall, or three numbers at the same distance from each other; two integers after an empty cell above a whole number;
-    and words for missing values alone.
+    These are 0, 1, 2, ..., also after the empty cell that pandas leaves above its index; words for missing values
+    alone; and numbers that rise or fall: five of them, four whole numbers, three at the same distance from each other,
+    or two that are all of another size than what is below them, or after an empty cell above a whole number.
     """
+    numbers = [np.nan if number is None else number for number in found]
     if np.isnan(numbers).all():
         return any(cell.strip() for cell in first)
     after_blank = numbers if first[0].strip() else numbers[1:]
@@ -251,9 +259,21 @@ def _may_be_names(first: Sequence[str], numbers: list[float], second: Sequence[s
     steps = np.diff(named)
     if steps.size == 0 or not ((steps > 0).all() or (steps < 0).all()):
         return False
-    are_integers = bool((named == np.round(named)).all())
+    if has_blank or _are_of_other_size(named, [] if second is None else second[has_blank:], text):
+        return True
     is_even = bool(np.allclose(steps, steps[0], rtol=1e-3, atol=0.0))
-    return (are_integers and named.size >= (2 if has_blank else 4)) or (is_even and named.size >= 3)
+    are_integers = bool((named == np.round(named)).all())
+    # names alone would be a table without rows
+    return named.size >= (3 if is_even else 4 if are_integers else 5 if second is not None else math.inf)
+
+
+def _are_of_other_size(named: np.ndarray, below: Sequence[str], text: TextFormat) -> bool:
+    """Whether all numbers are far larger in size than those below them, or all far smaller."""
+    others = np.abs([np.nan if (number := _number(cell, text.decimal)) is None else number for cell in below])
+    if others.size != named.size or not np.isfinite(others).all():
+        return False
+    sizes = np.abs(named)
+    return bool((sizes > OTHER_SIZE * others).all() or (OTHER_SIZE * sizes < others).all())
 
 
 def _check_delimiter(first: Sequence[str], path: Path, text: TextFormat) -> None:
@@ -297,6 +317,11 @@ def _numbers(
         if value is None or math.isinf(value):
             which = f"column {first[column].strip()!r}" if has_names else f"column {column + 1}"
             raise TableError(f"{where}, {which}: expected a finite number or nothing, got {row[column]!r}")
+        if abs(value) >= LARGEST_WHOLE and (digits := row[column].strip()).isdecimal() and int(digits) != int(value):
+            raise TableError(
+                f"{where}, {which}: expected a number that a float holds, got {digits}, perhaps an identifier; pass"
+                " --columns to leave the column out"
+            )
         found.append(value)
     return found
 

@@ -125,9 +125,11 @@ class GeodeEstimator(BaseEstimator):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to one ``.npz`` file, without pickle; what `set_output` chose, too.
 
-        Raises TypeError if `random_state` is a RandomState instance, which cannot be saved without pickle.
+        Raises TypeError if `random_state` is a RandomState instance, which cannot be saved without pickle, and
+        ValueError or TypeError if a parameter that was set after `fit` is wrong: the file would not load.
         """
         check_is_fitted(self)
+        self._dictionary_settings(), self._sampler_settings()  # they check the parameters
         header, arrays = self._to_archive()
         parameters = {}
         for name, value in self.get_params(deep=False).items():

@@ -10,9 +10,9 @@ from geode_jax._checks import is_frame, unmasked, without_na
 
 
 def missing_as_nan(X: Any) -> Any:
-    """X with NaN for what a masked array hides, and for what is missing among objects.
+    """X with NaN for what a masked array hides, and for what is missing among objects, and no sparse columns.
 
-    scikit-learn reads what is under the mask, and has no number for pd.NA.
+    scikit-learn reads what is under the mask, has no number for pd.NA, and refuses frames of sparse columns.
     """
     X = unmasked(X)
     if isinstance(X, list | tuple):
@@ -21,10 +21,11 @@ def missing_as_nan(X: Any) -> Any:
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(X, pandas.Series):
         return X.to_numpy(dtype=np.float64, na_value=np.nan) if X.dtype.kind == "O" else X
-    places = [at for at, kind in enumerate(X.dtypes) if kind.kind == "O"] if is_frame(X, "pandas") else []
-    if not places:
+    if pandas is None or not is_frame(X, "pandas"):
         return without_na(X) if isinstance(X, np.ndarray) else X
-    numbers = X.copy(deep=False)
+    kinds = list(X.dtypes)
+    places = [at for at, kind in enumerate(kinds) if kind.kind == "O" or isinstance(kind, pandas.SparseDtype)]
+    numbers = X.copy(deep=False) if places else X
     for at in places:
         numbers.isetitem(at, X.iloc[:, at].to_numpy(dtype=np.float64, na_value=np.nan))
     return numbers
