@@ -549,7 +549,7 @@ def test_whitened_rows_rank_the_nodes_of_all_trees(posterior, data, monkeypatch,
     every, most = (
         (
             mixture.log_density_partial(nodes, draws, seen, num_candidates=number),
-            conditional_summary(nodes, draws, None, levels, seen, num_candidates=number, num_wanted=1)[0],
+            conditional_summary(nodes, draws, None, levels, seen, num_candidates=number, num_wanted=1)[1],
         )
         for number in (7, 6)
     )

@@ -313,15 +313,14 @@ def _numbers(
         raise TableError(f"{where}: expected {len(first)} cells, got {len(row)}")
     found: list[float] = []
     for column in chosen:
-        value = _number(row[column], text.decimal)
+        value, wrong = _number(row[column], text.decimal), ""
         if value is None or math.isinf(value):
+            wrong = f"expected a finite number or nothing, got {row[column]!r}"
+        elif abs(value) >= LARGEST_WHOLE and (digits := row[column].strip()).isdecimal() and int(digits) != int(value):
+            wrong = f"expected a number that a float holds, got {digits}, perhaps an identifier; leave it out"
+        if value is None or wrong:
             which = f"column {first[column].strip()!r}" if has_names else f"column {column + 1}"
-            raise TableError(f"{where}, {which}: expected a finite number or nothing, got {row[column]!r}")
-        if abs(value) >= LARGEST_WHOLE and (digits := row[column].strip()).isdecimal() and int(digits) != int(value):
-            raise TableError(
-                f"{where}, {which}: expected a number that a float holds, got {digits}, perhaps an identifier; pass"
-                " --columns to leave the column out"
-            )
+            raise TableError(f"{where}, {which}: {wrong}")
         found.append(value)
     return found
 

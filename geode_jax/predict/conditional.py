@@ -24,11 +24,10 @@ from geode_jax.predict.rows import (
     check_rows,
     features_and_mask,
     in_row_space,
-    map_partial_rows,
+    map_held_rows,
     nodes_in_features,
     num_wanted,
     partial_log_density_by_tree,
-    partial_row_bytes,
     thinned,
 )
 from geode_jax.rows.frame import Frame, to_data, to_model
@@ -55,7 +54,7 @@ class Conditional:
     posterior: Posterior
     rows: np.ndarray
     num_draws: int | None
-    num_candidates: int
+    num_candidates: int | None
     features: np.ndarray | None = None
 
     def marginal(self, features: Sequence[int]) -> "Conditional":
@@ -138,19 +137,19 @@ class Conditional:
         with jax_settings(posterior.dtype), one_blas_thread():
             draws = thinned(posterior, self.num_draws)
             x, is_observed = features_and_mask(posterior, self.rows[rows])
-            return map_partial_rows(
+            return map_held_rows(
                 conditional_draws,
                 (key, nodes_in_features(posterior), draws, self._index()),
                 x,
                 is_observed,
                 rows.astype(np.int32),
                 posterior=posterior,
-                bytes_per_row=partial_row_bytes(posterior, draws, self.num_candidates, is_observed)
-                + x.itemsize * num_samples * self._columns(x).shape[1],
+                draws=draws,
                 num_candidates=self.num_candidates,
+                more_bytes=x.itemsize * num_samples * self._columns(x).shape[1],
                 num_samples=num_samples,
                 num_wanted=num_wanted(is_observed, self.features),
-            )
+            )[0]
 
     def log_prob(self, values: ArrayLike) -> Float[np.ndarray, "n"]:
         """Log density, in nats, of the missing features at `values`, (n, D); entries at observed features are ignored.
@@ -190,7 +189,7 @@ class Conditional:
             at = to_model(values, Frame(self._columns(posterior.shift), self._columns(posterior.scale)), x.dtype)
             # the density of the shrunk distribution at a point is that of the original farther from the mean
             apart = np.where(missing, average + (at - average) / factor, self._columns(x)).astype(x.dtype)
-            seen = partial_log_density_by_tree(posterior, draws, x, is_observed, self.num_candidates)
+            seen = partial_log_density_by_tree(posterior, draws, x, is_observed, self._candidates)
             whole = self._log_density_at(draws, x, is_observed, apart)
         by_tree = whole - seen
         units = missing @ np.log(self._columns(posterior.scale)) + missing.sum(axis=1) * np.log(factor[:, 0])
@@ -206,7 +205,7 @@ class Conditional:
             whole, seen = x.copy(), is_observed.copy()
             whole[:, self.features], seen[:, self.features] = wanted, 1.0
         if not seen.all():
-            return partial_log_density_by_tree(self.posterior, draws, whole, seen, self.num_candidates)
+            return partial_log_density_by_tree(self.posterior, draws, whole, seen, self._candidates)
         inverse = self.posterior.frame.inverse_root
         complete = in_row_space(self.posterior, whole if inverse is None else (whole @ inverse).astype(whole.dtype))
         by_tree = map_row_blocks(
@@ -246,17 +245,21 @@ class Conditional:
     ) -> tuple[np.ndarray, ...]:
         draws = thinned(self.posterior, self.num_draws)
         ends = None if levels is None else jax.device_put(tails(levels).astype(x.dtype))
-        return map_partial_rows(
+        return map_held_rows(
             conditional_summary,
             (nodes_in_features(self.posterior), draws, self._index(), ends),
             x,
             is_observed,
             posterior=self.posterior,
-            bytes_per_row=partial_row_bytes(self.posterior, draws, self.num_candidates, is_observed)
-            + x.itemsize * len(levels or ()) * self._columns(x).shape[1],
+            draws=draws,
             num_candidates=self.num_candidates,
+            more_bytes=x.itemsize * len(levels or ()) * self._columns(x).shape[1],
             num_wanted=num_wanted(is_observed, self.features),
         )
+
+    @property
+    def _candidates(self) -> int:
+        return check_candidates(self.posterior, self.num_candidates)
 
     def _columns(self, array: np.ndarray) -> np.ndarray:
         """The columns of `array` (its last axis) that belong to the wanted features."""
@@ -327,11 +330,13 @@ def condition(
     """The distribution of the missing entries (NaN) of each row of X, (n, D), given the observed ones; any pattern.
 
     - `num_draws`: posterior draws per tree that are averaged. None: 8.
-    - `num_candidates`: nodes per tree that are considered for a row, those that explain it best. None: 6.
+    - `num_candidates`: nodes per tree that are considered for a row, those that explain it best. None: 6, or up to 256
+      for rows of which 6 hold less than half of the weight, as those that show nothing.
 
     Nothing is computed until a method of the result is called, with the rows as they are now.
     """
     posterior, data = check_rows(posterior, X)
     num_draws = check_draws(num_draws, CONDITIONAL_DRAWS)
     kind = Conditional if posterior.features is None else _BesideConstants
-    return kind(posterior, data.copy(), num_draws, check_candidates(posterior, num_candidates))
+    check_candidates(posterior, num_candidates)
+    return kind(posterior, data.copy(), num_draws, num_candidates)

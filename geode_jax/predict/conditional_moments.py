@@ -36,6 +36,7 @@ from geode_jax.model.draw import Draw
 from geode_jax.predict.mixture import (
     Candidates,
     Mixture,
+    held_share,
     map_relevant,
     merged_mixture,
     of_each_tree,
@@ -256,7 +257,8 @@ def conditional_summary(
     num_candidates: int,
     num_wanted: int,
 ) -> tuple[Array, ...]:
-    """Mean of the `features` (None: all) given the observed ones, (b, D'); zeros at those that are observed.
+    """The share of a row's weight that its candidates hold, (b,), and the mean of the `features` (None: all) given the
+    observed ones, (b, D'); zeros at those that are observed.
 
     With `levels`, as :func:`tails` gives them, also the factor by which the distribution is shrunk towards its mean,
     (b, 1), the standard deviation, and the quantiles: other levels need no other program. `num_wanted`: the most
@@ -268,11 +270,12 @@ def conditional_summary(
     def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> tuple[Array, ...]:
         candidates, mixture, _ = merged_mixture(own.tree, draws, candidates)
         mean, variance = _components(own, candidates, mixture, seen, wanted, levels is not None)
-        return mixture.weight.T[..., None], mean, variance
+        return candidates.log_share, mixture.weight.T[..., None], mean, variance
 
-    weight, mean, variance = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
+    log_share, weight, mean, variance = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
+    share = held_share(log_share)
     if levels is None:
-        return (wanted.placed(jnp.sum(weight * mean, axis=1).mean(axis=0), features, num_features),)
+        return share, wanted.placed(jnp.sum(weight * mean, axis=1).mean(axis=0), features, num_features)
     average, factor = _pool(*jax.vmap(_moments)(weight, mean, variance), wanted.is_there)
     # all components of all trees on one axis
     weight = weight.reshape(-1, seen.num_rows, 1) / num_trees
@@ -281,7 +284,7 @@ def conditional_summary(
     spread = jnp.sqrt(_moments(weight, mean, jnp.square(deviation))[1])
     quantiles = (_quantile(levels[number], weight, mean, deviation) for number in range(levels.size))
     average, spread, *ends = (wanted.placed(one, features, num_features) for one in (average, spread, *quantiles))
-    return average, factor, spread, *ends
+    return share, average, factor, spread, *ends
 
 
 @partial(quickly_compiled, static_argnames=("num_candidates", "num_samples", "num_wanted"))
@@ -296,8 +299,9 @@ def conditional_draws(
     num_candidates: int,
     num_samples: int,
     num_wanted: int,
-) -> Float[Array, "b s _"]:
-    """Draws of the `features` (None: all) of rows given the observed ones; zeros at those that are observed.
+) -> tuple[Float[Array, "b"], Float[Array, "b s _"]]:
+    """The share of a row's weight that its candidates hold, and draws of the `features` (None: all) given the observed
+    ones; zeros at those that are observed.
 
     Exact draws from the average of the trees, shrunk towards its mean like the intervals. `row`: the numbers of the
     rows; a row's draws depend on the key and on its number, not on the block that it is in. `num_wanted` as in
@@ -307,13 +311,15 @@ def conditional_draws(
     num_trees, num_features = draws.log_joint.shape[0], seen.mask.shape[1]
     wanted = _Wanted.of(seen, features, num_wanted)
 
-    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> tuple[Array, Observed, Array, Array, Array]:
+    def one_tree(
+        own: TreeNodes, draws: Draw, candidates: Candidates
+    ) -> tuple[Array, Array, Observed, Array, Array, Array]:
         relevant, mixture, scores = merged_mixture(own.tree, draws, candidates)
         components = _components(own, relevant, mixture, seen, wanted, True)
         moments = _moments(mixture.weight.T[..., None], *components)
-        return candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
+        return candidates.log_share, candidates.node, candidates.observed, jnp.moveaxis(scores, 0, 1), *moments
 
-    node, observed, scores, by_tree, variance = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
+    log_share, node, observed, scores, by_tree, variance = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
     average, factor = _pool(by_tree, variance, wanted.is_there)
     dtype = average.dtype
     scale = jnp.asarray(dictionary.tree.scale)
@@ -361,4 +367,4 @@ def conditional_draws(
     # the same number at a time throughout: a remainder would be compiled as well; one where each copies large matrices
     at_once = 1 if isinstance(seen, RowsInSpace) and seen.given is not None else math.gcd(number, SAMPLES_AT_ONCE)
     drawn = lax.map(lambda inputs: one_draw(*inputs), (keys, index), batch_size=at_once)
-    return wanted.placed(drawn.reshape(num_rows, num_samples, -1), features, num_features)
+    return held_share(log_share), wanted.placed(drawn.reshape(num_rows, num_samples, -1), features, num_features)

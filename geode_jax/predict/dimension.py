@@ -13,7 +13,7 @@ from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.constants import varying
 from geode_jax.predict.density import density_row_bytes, node_probabilities
-from geode_jax.predict.mixture import Candidates, candidate_scores, of_each_tree
+from geode_jax.predict.mixture import Candidates, candidate_scores, held_share, of_each_tree
 from geode_jax.predict.nodes import Nodes, TreeNodes
 from geode_jax.predict.row_blocks import map_row_blocks
 from geode_jax.predict.rows import (
@@ -22,10 +22,9 @@ from geode_jax.predict.rows import (
     check_candidates,
     check_draws,
     check_rows,
-    map_partial_rows,
+    map_held_rows,
     map_rows,
     nodes_in_features,
-    partial_row_bytes,
 )
 from geode_jax.rows.blocks import slices
 
@@ -46,7 +45,7 @@ def intrinsic_dimension(
     :func:`geode_jax.log_density`.
     """
     posterior, data = varying(*check_rows(posterior, X))
-    num_candidates = check_candidates(posterior, num_candidates)
+    check_candidates(posterior, num_candidates)
 
     def of_complete(posterior: Posterior, draws: Draw, x: np.ndarray) -> np.ndarray:
         return map_row_blocks(
@@ -55,15 +54,15 @@ def intrinsic_dimension(
 
     def of_partial(posterior: Posterior, draws: Draw, x: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
         nodes = nodes_in_features(posterior)
-        return map_partial_rows(
+        return map_held_rows(
             _node_probabilities_partial,
             (nodes, draws),
             x,
             is_observed,
             posterior=posterior,
-            bytes_per_row=partial_row_bytes(posterior, draws, num_candidates, is_observed),
+            draws=draws,
             num_candidates=num_candidates,
-        )
+        )[0]
 
     counts = check_draws(num_draws, DENSITY_DRAWS), check_draws(num_draws, PARTIAL_DRAWS)
     of_nodes = np.nan_to_num(posterior.node_dimension_probabilities)
@@ -77,12 +76,15 @@ def intrinsic_dimension(
 @partial(quickly_compiled, static_argnames="num_candidates")
 def _node_probabilities_partial(
     nodes: Nodes, draws: Draw, seen: SeenRows, *, num_candidates: int
-) -> Float[Array, "b F K"]:
-    """Probability of each node given the observed part, averaged over the draws of each tree; 0 at non-candidates."""
+) -> tuple[Float[Array, "b"], Float[Array, "b F K"]]:
+    """The share of a row's weight that its candidates hold, and the probability of each node given the observed part,
+    averaged over the draws of each tree; 0 at non-candidates.
+    """
 
-    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> Array:
+    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> tuple[Array, Array]:
         probability = jax.nn.softmax(candidate_scores(own.tree, draws, candidates), axis=2).mean(axis=0)
         empty = jnp.zeros((seen.num_rows, own.tree.num_nodes), probability.dtype)
-        return empty.at[jnp.arange(seen.num_rows)[:, None], candidates.node].set(probability)
+        return candidates.log_share, empty.at[jnp.arange(seen.num_rows)[:, None], candidates.node].set(probability)
 
-    return jnp.swapaxes(of_each_tree(one_tree, nodes, draws, seen, num_candidates), 0, 1)
+    log_share, found = of_each_tree(one_tree, nodes, draws, seen, num_candidates)
+    return held_share(log_share), jnp.swapaxes(found, 0, 1)

@@ -3,7 +3,9 @@
 Under each tree, a row's posterior predictive given its observed part is a mixture over (draw t, node k) with weights
 proportional to pi_tk N(y_O | t, k); trees have equal weights. The work of size D is done once per row and node, that
 for each draw is of size d. Candidates of a row are the `num_candidates` nodes with the largest weight at the posterior
-mean of the parameters. Only those with a weight that is not negligible there are evaluated under all draws.
+mean of the parameters. Only those with a weight that is not negligible there are evaluated under all draws. The weight
+of the other nodes, which is large where the observed part says little, counts in densities as it is at that mean; what
+is filled in has no part in it (:func:`geode_jax.predict.rows.map_held_rows` takes more candidates there).
 """
 
 from collections.abc import Callable
@@ -50,18 +52,25 @@ class Candidates(eqx.Module):
     """The nodes a partial row may belong to, and the row's statistics there; axes (b, M, ...).
 
     For most rows only one or two of them have weight. `order` holds all pairs of row and candidate, those that are not
-    negligible first; `num_relevant` is their number.
+    negligible first; `num_relevant` is their number. `log_share`: log of the share of the row's weight that they have.
     """
 
     node: Int[Array, "b M"]
     observed: Observed
+    log_share: Float[Array, "b"]
     order: Int[Array, "b*M"]
     num_relevant: Int[Array, ""]
 
     @classmethod
-    def of(cls, node: Int[Array, "b M"], observed: Observed, is_relevant: Bool[Array, "pairs"]) -> "Candidates":
+    def of(
+        cls,
+        node: Int[Array, "b M"],
+        observed: Observed,
+        log_share: Float[Array, "b"],
+        is_relevant: Bool[Array, "pairs"],
+    ) -> "Candidates":
         """Candidates of which these pairs are relevant."""
-        return cls(node, observed, jnp.argsort(~is_relevant), jnp.sum(is_relevant))
+        return cls(node, observed, log_share, jnp.argsort(~is_relevant), jnp.sum(is_relevant))
 
 
 class Mixture(eqx.Module):
@@ -198,13 +207,15 @@ def _find_candidates(
     """The best nodes of one tree at the posterior mean of the parameters.
 
     Rows with different masks need a (d, d) matrix of products over the features at every node, so nodes are first
-    ranked with a few directions only, by `products`.
+    ranked with a few directions only, by `products`. The share of the weight that a step keeps is taken from what it
+    ranks by.
     """
+    log_share = jnp.zeros(seen.num_rows, own.centres.dtype)
     if own.tree.num_nodes == 1:  # there is nothing to choose
         only = jnp.zeros((seen.num_rows, 1), jnp.int32)
         observed = observed_statistics_of(own.centres, own.bases, seen, own.places(only[0]))
         observed = jax.tree.map(partial(_take_nodes, node=only), observed)
-        return Candidates.of(only, observed, jnp.ones(seen.num_rows, bool))
+        return Candidates.of(only, observed, log_share, jnp.ones(seen.num_rows, bool))
     parameters, node = _mean_parameters(draws, own.tree), None
     num_seen = seen.mask.sum(axis=1)
     steps = _rankings(own, seen, num_candidates)
@@ -217,7 +228,9 @@ def _find_candidates(
             found, leading = products.at(node, rank), leading.at(node)
         gram, cross, squared_norm = found
         rough = rough_log_marginal(gram, cross, squared_norm, num_seen[:, None], leading.neg_log_u, leading.log_sigma2)
-        node = jnp.take_along_axis(node, lax.top_k(leading.log_weights + rough, number)[1], axis=1)
+        kept, best = lax.top_k(leading.log_weights + rough, number)
+        log_share += _log_share(kept, leading.log_weights + rough)
+        node = jnp.take_along_axis(node, best, axis=1)
     if node is None:
         node = jnp.arange(own.tree.num_nodes)[None]
         observed = observed_statistics_of(own.centres, own.bases, seen, own.places(node[0]))
@@ -225,7 +238,9 @@ def _find_candidates(
         observed = observed_statistics_at(own.centres, own.bases, seen, own.places(node))
     scores, distance = _scores_and_distances(observed, parameters.at(node))
     if not steps or node.shape[1] > num_candidates:
+        every = scores
         scores, best = lax.top_k(scores, num_candidates)
+        log_share += _log_share(scores, every)
         node = jnp.take_along_axis(jnp.broadcast_to(node, (seen.num_rows, node.shape[1])), best, axis=1)
         observed, distance = jax.tree.map(partial(_take_nodes, node=best), (observed, distance))
     # with the noise exp(rise) times as large, the log density gains this much where the row is far
@@ -233,7 +248,18 @@ def _find_candidates(
     gain = 0.5 * (-jnp.expm1(-rise) * distance - rise * observed.num_observed)
     least = scores.max(axis=1, keepdims=True) - NEGLIGIBLE
     is_relevant = (scores + jnp.maximum(gain, 0.0) >= least).reshape(-1)
-    return Candidates.of(node, observed, is_relevant)
+    return Candidates.of(node, observed, log_share, is_relevant)
+
+
+def held_share(log_share: Float[Array, "F b"]) -> Float[Array, "b"]:
+    """The share of a row's weight that its candidates hold, averaged over the trees."""
+    return jnp.exp(log_share).mean(axis=0)
+
+
+def _log_share(kept: Float[Array, "b M"], scores: Float[Array, "b N"]) -> Float[Array, "b"]:
+    """Log of the share of the weight that some of the nodes have, of log weights; 0 where none has any."""
+    share = jax.nn.logsumexp(kept, axis=1) - jax.nn.logsumexp(scores, axis=1)
+    return jnp.where(jnp.isfinite(share), jnp.minimum(share, 0.0), 0.0)
 
 
 def _take_nodes(leaf: Array, node: Int[Array, "b M"]) -> Array:
@@ -360,7 +386,7 @@ def merged_mixture(
     mixture = Mixture(
         candidates.node, jnp.where(has_weight, weight, 0.0), *(leaf.reshape(*shape, *leaf.shape[1:]) for leaf in found)
     )
-    candidates = Candidates.of(candidates.node, candidates.observed, has_weight.reshape(-1))
+    candidates = Candidates.of(candidates.node, candidates.observed, candidates.log_share, has_weight.reshape(-1))
     return candidates, mixture, scores.T.reshape(-1, *shape)
 
 
@@ -376,7 +402,7 @@ def log_densities_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_cand
     """Log marginal density under every draw of every tree of the observed features, each divided by its scale."""
 
     def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> Array:
-        return jax.nn.logsumexp(candidate_scores(own.tree, draws, candidates), axis=2)
+        return jax.nn.logsumexp(candidate_scores(own.tree, draws, candidates), axis=2) - candidates.log_share
 
     by_draw = jnp.moveaxis(of_each_tree(one_tree, nodes, draws, seen, num_candidates), 2, 0)
     return by_draw if seen.log_det is None else by_draw - 0.5 * seen.log_det[:, None, None]

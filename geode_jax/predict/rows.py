@@ -30,6 +30,10 @@ DENSITY_DRAWS = 200
 PARTIAL_DRAWS = 16
 CONDITIONAL_DRAWS = 8
 CANDIDATES = 6
+# Rows whose candidates hold less of their weight, as those that show nothing or little, are filled in from all nodes,
+# or from so many: the other nodes may be elsewhere. (Of digits and faces with nine tenths hidden, candidates hold 60 to
+# 99%, and errors with more of them are the same.)
+ENOUGH_WEIGHT, MOST_CANDIDATES = 0.5, 256
 # Rows that miss the same features are processed together if there are at least this many of them.
 COMMON_PATTERN = 32
 # With fewer features it costs more to compile a program for another number of missing ones than to compute them all.
@@ -45,7 +49,7 @@ def check_rows(posterior: Posterior, X: ArrayLike) -> tuple[Posterior, np.ndarra
 
 
 def check_candidates(posterior: Posterior, num_candidates: int | None) -> int:
-    """Candidate nodes per partial row, at most all of them."""
+    """Candidate nodes per partial row, at most all of them; `CANDIDATES` if not given."""
     wanted = CANDIDATES if num_candidates is None else check_integer(num_candidates, "num_candidates", 1)
     return min(wanted, posterior.dictionary.tree.num_nodes)
 
@@ -263,6 +267,48 @@ def map_rows(
             parts.append(of_partial(within, thinned(within, num_draws[1]), *features_and_mask(within, data[rows])))
         index.append(rows)
     return np.concatenate(parts, dtype=np.float64)[np.argsort(np.concatenate(index))]
+
+
+def map_held_rows(
+    function: Callable[..., tuple[Any, ...]],
+    shared: tuple[Any, ...],
+    x: np.ndarray,
+    is_observed: np.ndarray,
+    *more: np.ndarray,
+    posterior: Posterior,
+    draws: Draw,
+    num_candidates: int | None,
+    more_bytes: int = 0,
+    **options: Any,
+) -> tuple[np.ndarray, ...]:
+    """:func:`map_partial_rows` of a function whose first result is the share of a row's weight that candidates hold.
+
+    The other results. Rows whose candidates hold too little get more of them, unless a number is given. `more_bytes`:
+    those of a row's results.
+    """
+
+    def of_rows(rows: np.ndarray | slice, number: int) -> tuple[np.ndarray, ...]:
+        share, *found = map_partial_rows(
+            function,
+            shared,
+            x[rows],
+            is_observed[rows],
+            *(array[rows] for array in more),
+            posterior=posterior,
+            bytes_per_row=partial_row_bytes(posterior, draws, number, is_observed[rows]) + more_bytes,
+            num_candidates=number,
+            **options,
+        )
+        return np.asarray(share), *found
+
+    number = check_candidates(posterior, num_candidates)
+    share, *results = of_rows(slice(None), number)
+    wider = min(MOST_CANDIDATES, posterior.dictionary.tree.num_nodes)
+    few = np.flatnonzero(share < ENOUGH_WEIGHT)
+    if num_candidates is None and few.size and wider > number:
+        for result, again in zip(results, of_rows(few, wider)[1:], strict=True):
+            result[few] = again
+    return tuple(results)
 
 
 def partial_row_bytes(posterior: Posterior, draws: Draw, num_candidates: int, is_observed: np.ndarray) -> int:
