@@ -29,6 +29,7 @@ from geode_jax.forest.plan import Plan
 from geode_jax.learning.first_fill import fill_low_rank
 from geode_jax.model.found import Decision, Found
 from geode_jax.partition.metis import Partition
+from geode_jax.rows.copies import groups_of_copies
 from geode_jax.rows.files import RowFiles
 from geode_jax.rows.folds import assign_folds
 from geode_jax.rows.frame import Frame, learn_frame, to_model, view_in_model
@@ -120,7 +121,9 @@ def grow_in_frame(
     x, frame, about_units = divide_by_units(x, frame, plan, seeds[0], processes)
     folds, cross_fit = None, plan.request.cross_fit
     if cross_fit is not None:
-        folds = processes.own_part(assign_folds(processes.count(x.shape[0]), cross_fit.num_folds, rng))
+        copies = groups_of_copies(x, is_observed, processes)
+        everyones = assign_folds(processes.count(x.shape[0]), cross_fit.num_folds, rng, copies)
+        folds = processes.own_part(everyones)
     show_learning = show
     if is_observed is not None:
         show(0.0, "first fill")

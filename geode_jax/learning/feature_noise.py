@@ -13,7 +13,9 @@ from geode_jax.learning.row_combinations import held_out_combinations
 from geode_jax.learning.subspaces import SubspaceOptions, empty_subspaces, learn_subspaces, with_common_ranks
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.blocks import slices
+from geode_jax.rows.copies import groups_of_copies
 from geode_jax.rows.folds import assign_folds, each_fold, fold_sizes
+from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.row_space import principal_coordinates, uses_row_space
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import Rows, View
@@ -50,9 +52,13 @@ def middle_cells(partition: Partition) -> Partition:
     return Partition.among(partition.processes, 0, tuple(partition.cells[k] for k in covering))
 
 
-def noise_folds(num_rows: int, options: NoiseOptions) -> np.ndarray:
-    """The fold of every row, (n,), in which its residuals are taken."""
-    return assign_folds(num_rows, options.num_folds, np.random.default_rng(options.seed))
+def noise_folds(
+    x: Rows, is_observed: np.ndarray | None, options: NoiseOptions, processes: Processes = ALONE
+) -> np.ndarray:
+    """The fold of every one of everyone's rows, (n,), in which its residuals are taken."""
+    copies = groups_of_copies(x, is_observed, processes)
+    rng = np.random.default_rng(options.seed)
+    return assign_folds(processes.count(x.shape[0]), options.num_folds, rng, copies)
 
 
 def learn_feature_scales(
@@ -71,7 +77,7 @@ def learn_feature_scales(
     where `is_observed` is False, are ignored.
     """
     processes, num_features = cells.processes, x.shape[1]
-    folds = processes.own_part(noise_folds(processes.count(x.shape[0]), options))
+    folds = processes.own_part(noise_folds(x, is_observed, options, processes))
     training = Training(x, num_features, folds, is_observed, processes=processes).judging(ENOUGH_ROWS)
     largest = min(options.max_rank, max(1, num_features // 2))
     ranks = dict.fromkeys(max(1, largest // part) for part in (1, 4, 16))
@@ -95,15 +101,20 @@ def learn_feature_scales(
 
 
 def price_of_unseen(
-    x: np.ndarray, is_observed: np.ndarray | None, cells: Partition, options: NoiseOptions, relative: np.ndarray
+    x: np.ndarray,
+    is_observed: np.ndarray | None,
+    cells: Partition,
+    options: NoiseOptions,
+    folds: np.ndarray,
+    relative: np.ndarray,
 ) -> np.ndarray:
     """What rows lose in log density, (n,), if divisors of the features are learned without their fold.
 
     x, (n, D), was divided by what was learned from all of its rows; `relative`, (F, D), is the same without each of the
-    :func:`noise_folds`, over that. All features then have the same noise. The mixture is that of all rows in either
+    `folds`, (n,), over that. All features then have the same noise. The mixture is that of all rows in either
     case, as in a fit: one of rows that are far off for want of divisors that know them would have a component for them.
     """
-    folds, subspaces = noise_folds(len(x), options), SubspaceOptions(options.max_rank, options.seed)
+    subspaces = SubspaceOptions(options.max_rank, options.seed)
     holdouts, num_nodes = each_fold(folds), len(cells.cells)
     rows = np.arange(len(x))
     judged, found = np.empty_like(x), [learn_subspaces(x, cells, subspaces, folds)]

@@ -63,7 +63,7 @@ def _fill_low_rank(x: np.ndarray, is_observed: np.ndarray, max_rank: int, seed: 
 def hold_out(is_observed: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Masks of the entries to learn from, and of those held out; every row keeps an observed entry."""
     held_out = is_observed & (rng.uniform(size=is_observed.shape) < HELD_OUT_SHARE)
-    held_out &= is_observed.cumsum(axis=1) > 1
+    held_out[~(is_observed & ~held_out).any(axis=1)] = False
     return is_observed & ~held_out, held_out
 
 

@@ -88,8 +88,9 @@ def choose_units(
 
     gain = Gain.of(held_out(own) - held_out(ones[features]))
     if _is_worth(gain, features.size):
-        relative = _relative(sums[:, features], observed, noise_folds(num_rows, noise))
-        price = price_of_unseen(as_array(View(sample, own)), seen, cells[0], noise, relative)
+        folds = noise_folds(observed, None, noise)
+        relative = _relative(sums[:, features], observed, folds)
+        price = price_of_unseen(as_array(View(sample, own)), seen, cells[0], noise, folds, relative)
         gain = gain._replace(mean=gain.mean - Gain.of(price).least)
     is_taken = _is_worth(gain, features.size)
     return UnitsTrial(deviations if is_taken else ones, gain)

@@ -17,6 +17,7 @@ import numpy as np
 from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, Bool
 from geode_jax.learning.class_span import Reduction
+from geode_jax.math.lowrank import largest_signal
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.blocks import slices
@@ -26,13 +27,10 @@ from geode_jax.rows.blocks import slices
 # (tests/test_far_rows.py). A lower limit would make ordinary outliers compile a second set of programs.
 FARTHEST_IN_FLOAT32 = 4.0
 
-# Where a direction's variance is more than this many times that of the noise, rows with missing features are reduced in
-# a space (math/rows_in_space.py) in float64: inner products of a direction that is not seen are zero there only to
-# within rounding, which this ratio multiplies. For 100,000 features it is a signal of four times the noise in all of
-# them.
-LARGEST_SIGNAL = 2e6
-
-# With a noise covariance there, the rounding error is up to ten times as large (`_whitened` in math/rows_in_space.py).
+# Where a direction's variance is more than `largest_signal` times that of the noise, rows with missing features are
+# computed in float64: inner products of a direction that is not seen are zero only to within rounding, which this ratio
+# multiplies. With a noise covariance in a space, the rounding error is up to ten times as large (`_whitened` in
+# math/rows_in_space.py).
 LARGEST_SIGNAL_IN_NOISE = 2e5
 
 # The same for classes in a common span, over the noise outside and over that inside: their covariances are summed and
@@ -85,11 +83,15 @@ def _needs_digits(posterior: Posterior | ClassPosterior) -> bool:
             for one in posterior.members
         )
     members = posterior.members if isinstance(posterior, ClassPosterior) else (posterior,)
-    return any(
-        _has_signal_above(one, np.log(LARGEST_SIGNAL if one.noise_deviation is None else LARGEST_SIGNAL_IN_NOISE))
-        for one in members
-        if one.row_space is not None
-    )
+    return any(has_too_large_signals(one) for one in members)
+
+
+def has_too_large_signals(posterior: Posterior) -> bool:
+    """Whether a node with rows has a variance, over the noise, that its dtype cannot hold where rows miss features."""
+    limit = largest_signal(posterior.dictionary.max_rank, posterior.dtype)
+    if posterior.noise_deviation is not None and posterior.dtype == np.float32:
+        limit = min(limit, LARGEST_SIGNAL_IN_NOISE)
+    return _has_signal_above(posterior, np.log(limit))
 
 
 def _has_signal_above(posterior: Posterior, limit: float, log_noise: ArrayLike | None = None) -> bool:

@@ -12,8 +12,15 @@ from geode_jax.rows.processes import ALONE, Processes
 Holdout: TypeAlias = tuple[int, ...]
 
 
-def assign_folds(num_rows: int, num_folds: int, rng: np.random.Generator) -> np.ndarray:
-    """The fold of every row, (n,); folds have equal sizes up to one row."""
+def assign_folds(
+    num_rows: int, num_folds: int, rng: np.random.Generator, copies: np.ndarray | None = None
+) -> np.ndarray:
+    """The fold of every row, (n,); folds have equal sizes up to one row.
+
+    `copies`, (n,): groups of rows that are in one fold, of which folds have equal numbers then.
+    """
+    if copies is not None:
+        return assign_folds(int(copies.max()) + 1, num_folds, rng)[copies]
     return rng.permutation(np.arange(num_rows) % min(num_folds, num_rows))
 
 

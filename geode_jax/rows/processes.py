@@ -101,7 +101,7 @@ class Processes:
         return table if self.is_alone else table[self.start : self.start + self.sizes[self.index]].copy()
 
     def sample(self, rows: np.ndarray, largest: int) -> np.ndarray:
-        """Those of `rows` that are in an evenly spaced sample of at most `largest` of everyone's."""
+        """Those of `rows` that are in a sample of at most `largest` of everyone's, as :func:`sample_part` has it."""
         return sample_part(rows, largest, *self.before_and_total(np.array(rows.size)))
 
 
@@ -109,6 +109,15 @@ ALONE = Processes((), 0, None)
 
 
 def sample_part(rows: np.ndarray, largest: int, before: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """The part in `rows` of an evenly spaced sample of `total` rows, of which these come after `before` others."""
-    place = np.linspace(0, int(total) - 1, min(int(total), largest)).astype(int) - int(before)
+    """The part in `rows` of a sample of `total` rows, of which these come after `before` others.
+
+    One row at random of every one of `largest` equal stretches: of rows in turns, as before and after, those at even
+    distances could all be of one kind. The same rows in every process.
+    """
+    number = min(int(total), largest)
+    if number == int(total):
+        return rows
+    edges = np.arange(number + 1) * int(total) // number
+    within = np.random.default_rng(int(total)).random(number)
+    place = edges[:-1] + (within * np.diff(edges)).astype(int) - int(before)
     return rows[place[(place >= 0) & (place < rows.size)]]
