@@ -16,7 +16,7 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax.forest import fill, partial_statistics
 from geode_jax.gibbs import run
 from geode_jax.learning import first_fill
-from geode_jax.predict import classes, conditional, rows
+from geode_jax.predict import classes, rows
 from geode_jax.predict.row_blocks import map_row_blocks
 
 
@@ -149,9 +149,9 @@ def test_a_fit_with_missing_features(data, monkeypatch):
     ("module", "name", "call"),
     [
         (rows, "map_partial_rows", geode_jax.log_density),
-        (conditional, "map_partial_rows", geode_jax.impute),
-        (conditional, "map_partial_rows", geode_jax.impute_mean),
-        (conditional, "map_partial_rows", lambda *rest: geode_jax.impute_draws(jax.random.key(0), *rest)),
+        (rows, "map_partial_rows", geode_jax.impute),
+        (rows, "map_partial_rows", geode_jax.impute_mean),
+        (rows, "map_partial_rows", lambda *rest: geode_jax.impute_draws(jax.random.key(0), *rest)),
     ],
 )
 @pytest.mark.parametrize("posterior", ["float32"], indirect=True)

@@ -19,7 +19,7 @@ from geode_jax.gibbs.sweep import sweep
 from geode_jax.interop.numpyro import GeodeKernel
 from geode_jax.learning import evidence, factor_fill, first_fill, soft_impute
 from geode_jax.learning.factor_fill import fill_by_factors, learn_factors, means_given
-from geode_jax.learning.first_fill import fill_low_rank
+from geode_jax.learning.first_fill import fill_low_rank, hold_out
 from geode_jax.learning.soft_impute import _rows_by_components, choose_threshold, fill_by_soft_impute
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.training import Training
@@ -357,6 +357,17 @@ def test_the_gram_matrix_follows_the_fills(monkeypatch):
     found = fill_by_soft_impute(x, is_observed, 8, 3, 0)
     monkeypatch.setattr(soft_impute, "_rows_by_gram", lambda filled, _, *rest: _rows_by_components(filled, *rest, 0))
     np.testing.assert_allclose(found, fill_by_soft_impute(x, is_observed, 8, 3, 0), atol=1e-8)
+
+
+def test_every_column_has_values_held_out():
+    """Also the first one; every row keeps one that is observed."""
+    is_observed = np.random.default_rng(0).random((300, 6)) < 0.3
+    is_observed[~is_observed.any(axis=1), 0] = True
+    kept, held_out = hold_out(is_observed, np.random.default_rng(1))
+    np.testing.assert_array_equal(kept | held_out, is_observed)
+    assert not (kept & held_out).any()
+    assert kept.any(axis=1).all()
+    assert held_out.any(axis=0).all()
 
 
 def test_first_fill_is_chosen_on_some_features(monkeypatch):

@@ -24,9 +24,11 @@ from geode_jax.math.lowrank import (
     _inverse_by_lapack,
     _inverse_on_cpu,
     inverse_factor,
+    largest_signal,
     latent_given,
     latent_root,
     log_marginal,
+    observe,
     posterior_system,
     rough_log_marginal,
 )
@@ -39,6 +41,7 @@ from geode_jax.model.tree import Tree
 from geode_jax.predict import dimension as dimension_module
 from geode_jax.predict import mixture
 from geode_jax.predict import nodes as nodes_module
+from geode_jax.predict import rows as rows_module
 from geode_jax.predict.conditional_moments import _pool, conditional_summary
 from geode_jax.predict.nodes import KEPT, SCREEN_RANK, NodesInSpan, Ranking, SeenInSpan, TreeNodes, rankings
 from geode_jax.predict.row_blocks import ELSEWHERE, ON_CPU, block_size, map_row_blocks
@@ -77,6 +80,64 @@ def test_log_density(posterior, dense, rows):
 def test_marginal_log_density(posterior, dense, rows):
     found = geode_jax.log_density(posterior, _hide(rows, SEEN), num_draws=200, num_candidates=EVERY)
     np.testing.assert_allclose(found, dense.log_density(rows, SEEN), **_tolerance(posterior))
+
+
+@ANY_NOISE_SLOW
+@pytest.mark.parametrize("kind", ["own masks", "one mask"])
+def test_weight_of_other_nodes_counts_in_densities(posterior, rows, kind, monkeypatch, fresh_programs):
+    """Of rows that show one or two features two of the seven nodes do not hold all of it."""
+    seen = np.zeros((7, 6), bool)
+    seen[:, 1] = True
+    if kind == "own masks":
+        seen[np.arange(7), [0, 2, 3, 4, 5, 0, 2]] = True
+    hidden = np.where(seen, rows, np.nan)
+    exact = geode_jax.log_density(posterior, hidden, num_candidates=EVERY)
+    found = geode_jax.log_density(posterior, hidden, num_candidates=2)
+    assert abs(np.median(exact - found)) < 0.05
+    monkeypatch.setattr(mixture, "_log_share", lambda kept, scores: jnp.zeros(kept.shape[0], kept.dtype))
+    jax.clear_caches()
+    assert np.median(exact - geode_jax.log_density(posterior, hidden, num_candidates=2)) > 0.1
+
+
+def test_rows_that_show_little_are_filled_in_from_all_nodes(posterior, rows, monkeypatch):
+    """Unless a number of candidates is given; the other rows are filled in from the candidates."""
+    hidden = _hide(rows, np.zeros(6, bool))
+    hidden[1:3, 1] = rows[1:3, 1]
+    hidden[3:] = _hide(rows[3:], SEEN)
+    monkeypatch.setattr(rows_module, "CANDIDATES", 2)
+    key = jax.random.key(0)
+    both = [
+        (
+            geode_jax.impute_mean(posterior, hidden, num_candidates=number, num_draws=200),
+            geode_jax.impute_draws(key, posterior, hidden, num_candidates=number)[0],
+            geode_jax.intrinsic_dimension(posterior, hidden, num_candidates=number),
+        )
+        for number in (None, 2, 7)
+    ]
+    for found, few, every in zip(*both, strict=True):
+        np.testing.assert_allclose(found[:1], every[:1], rtol=1e-5)
+        np.testing.assert_allclose(found[3:], few[3:], rtol=1e-5)
+        assert not np.allclose(few[0], every[0], rtol=1e-3)
+    weight = np.exp(np.asarray(posterior.draws.log_weights, np.float64)).mean(axis=(1, 2))
+    mean = np.einsum("fk,fkD->fD", weight, np.asarray(posterior.dictionary.centres, np.float64)).mean(axis=0)
+    np.testing.assert_allclose(both[0][0][0], posterior.shift + posterior.scale * mean, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [4, 20])
+def test_directions_that_are_not_seen_keep_their_spread(rank):
+    """In float32 up to the largest signal, of fewer observed features than directions."""
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(3 * rank, rank)))[0].astype(np.float32)
+    mask = np.zeros((20, 3 * rank), np.float32)
+    for row in mask:
+        row[rng.permutation(3 * rank)[: rank - 1]] = 1.0
+    gram = np.einsum("bD,Di,Dj->bij", mask, basis, basis, dtype=np.float64)
+    seen = observe(jnp.zeros_like(mask), jnp.asarray(mask), jnp.zeros(3 * rank), jnp.asarray(basis))
+    for signal in (1e4, 0.99 * largest_signal(rank, np.float32)):
+        root = latent_root(seen, jnp.full((20, rank), np.log1p(signal), jnp.float32))[1]
+        exact = np.linalg.inv(gram + np.eye(rank) / signal)
+        spread = np.square(np.asarray(root, np.float64)).sum(axis=(1, 2)) / np.trace(exact, axis1=1, axis2=2)
+        np.testing.assert_allclose(np.sqrt(spread), 1.0, atol=0.04)
 
 
 def test_partial_path_agrees_with_complete_path(posterior, rows):

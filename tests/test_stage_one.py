@@ -19,7 +19,7 @@ from geode_jax import DictionarySettings, learn_forest
 from geode_jax._runtime.threads import parallel_map
 from geode_jax.forest import statistics
 from geode_jax.learning import decompositions, evidence, feature_noise, small_cells, subspaces
-from geode_jax.learning.evidence import cross_fitted_evidence
+from geode_jax.learning.evidence import cross_fitted_evidence, judged_rows
 from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
 from geode_jax.learning.shared_span import (
     LARGEST_SPAN,
@@ -37,7 +37,7 @@ from geode_jax.partition.neighbours import nearest_neighbours, neighbour_graph, 
 from geode_jax.rows import blocks
 from geode_jax.rows.folds import assign_folds, judging_folds
 from geode_jax.rows.frame import learn_frame, to_model
-from geode_jax.rows.processes import ALONE
+from geode_jax.rows.processes import ALONE, sample_part
 from geode_jax.rows.row_space import principal_coordinates
 from geode_jax.rows.training import Training
 from geode_jax.rows.view import View
@@ -541,6 +541,18 @@ def test_filled_entries_say_nothing_of_the_noise():
     assert _scales(x, 2)[:2].max() < 0.85 * expected[0]
     wild = np.where(is_observed, noisy, signal + 1.5 * rng.normal(size=x.shape))
     np.testing.assert_allclose(_scales(wild, 2, is_observed), expected, rtol=0.15)
+
+
+def test_a_sample_of_rows_that_take_turns_has_all_kinds():
+    """Before and after, or classes in turns; each process has its part of one sample."""
+    for kinds, total in ((2, 8000), (3, 12_000), (10, 20_000)):
+        found = judged_rows(np.arange(total) % 5)
+        assert np.unique(found).size == found.size == 4000
+        np.testing.assert_allclose(np.bincount(found % kinds) * kinds / 4000.0, 1.0, atol=0.15)
+        parts = (np.arange(700), np.arange(700, total))
+        joined = [sample_part(part, 4000, np.array(part[0]), np.array(total)) for part in parts]
+        np.testing.assert_array_equal(np.concatenate(joined), found)
+    np.testing.assert_array_equal(judged_rows(np.arange(4000) % 5), np.arange(4000))
 
 
 @pytest.mark.parametrize("is_partial", [False, True])

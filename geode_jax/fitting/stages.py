@@ -23,7 +23,6 @@ from geode_jax.forest.forest import Forest
 from geode_jax.gibbs.run import Interrupted, Samples, compile_ahead, run_chains
 from geode_jax.gibbs.sharding import CHAINS, ROWS, TREES
 from geode_jax.posterior.posterior import Posterior
-from geode_jax.predict.distance import has_too_large_signals
 from geode_jax.predict.held_out import lost_mass
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.settings import DictionarySettings, Prior, SamplerSettings
@@ -202,10 +201,5 @@ def posterior_of(
         features=forest.features,
         noise_deviation=forest.noise_deviation,
     )
-    if forest.partial is not None and posterior.dtype == np.float32 and has_too_large_signals(posterior):
-        warn_user(
-            "the data are nearly free of noise, beyond what float32 resolves where training rows miss values: intervals"
-            " and spreads may be too narrow; fit with dtype='float64'"
-        )
     posterior = dataclasses.replace(posterior, lost_mass=lost_mass(forest, posterior))
     return posterior if mesh is None else posterior.replicated(mesh)

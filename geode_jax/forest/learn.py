@@ -89,6 +89,7 @@ def grow_forest(
     return grow_in_frame(key, to_model(data, frame, dtype), frame, plan, show, on_shapes, processes)
 
 
+@np.errstate(under="ignore")  # whatever the user makes of it: small weights underflow
 def grow_in_frame(
     key: KeyArray,
     x: Rows,

@@ -57,7 +57,8 @@ def log_density(
 
     - `num_draws`: posterior draws per tree that are averaged, as many of every chain. None: at most 200 for complete
       rows, 16 for rows with NaN.
-    - `num_candidates`: nodes per tree that are considered for a row with NaN. None: 6.
+    - `num_candidates`: nodes per tree that are considered for a row with NaN under all draws; the weight of the others
+      counts as it is at the posterior mean of the parameters. None: 6.
     """
     whole, everything = check_rows(posterior, X)
     posterior, data = varying(whole, everything)

@@ -83,10 +83,10 @@ def _needs_digits(posterior: Posterior | ClassPosterior) -> bool:
             for one in posterior.members
         )
     members = posterior.members if isinstance(posterior, ClassPosterior) else (posterior,)
-    return any(has_too_large_signals(one) for one in members)
+    return any(_has_too_large_signals(one) for one in members)
 
 
-def has_too_large_signals(posterior: Posterior) -> bool:
+def _has_too_large_signals(posterior: Posterior) -> bool:
     """Whether a node with rows has a variance, over the noise, that its dtype cannot hold where rows miss features."""
     limit = largest_signal(posterior.dictionary.max_rank, posterior.dtype)
     if posterior.noise_deviation is not None and posterior.dtype == np.float32:
