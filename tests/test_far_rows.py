@@ -130,6 +130,18 @@ def test_numpyro_density(posterior):
         assert np.isfinite(predictive.log_prob(jnp.full((2, 6), magnitude, jnp.float32))).all()
 
 
+@pytest.mark.parametrize("posterior", ["float32"], indirect=True)
+@pytest.mark.parametrize("signal", [1e5, 1e8])
+def test_rows_with_holes_of_data_nearly_free_of_noise(posterior, data, signal):
+    """Of fewer observed features than directions: float32 resolves the first, and leaves the second to float64."""
+    louder = jnp.full_like(posterior.draws.neg_log_u, np.log1p(signal))
+    quieter = posterior.draws.log_sigma2 - np.log(signal)
+    loud = eqx.tree_at(lambda it: (it.draws.neg_log_u, it.draws.log_sigma2), posterior, (louder, quieter))
+    rows = np.where(np.arange(6) < 2, data[:9], np.nan)
+    widths = [np.subtract(*geode_jax.impute(one, rows)[1:]) for one in (loud, distance.in_float64(loud))]
+    np.testing.assert_allclose(*widths, rtol=0.02)
+
+
 @pytest.fixture(scope="module")
 def model(data):
     return geode_jax.GeodeDensity(**QUICK).fit(data)

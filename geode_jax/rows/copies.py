@@ -13,7 +13,7 @@ from geode_jax.rows.view import Rows
 # Equal rows are copies if at most this share of their pairs can be expected where all columns are independent. (They
 # are not, and some more are equal by chance: in iris 2 pairs, where 0.2 are expected.)
 MOST_BY_CHANCE = 0.01
-# Rows and features from which that is estimated.
+# Rows and features from which that is estimated. Rows that differ in so many features are not compared in the others.
 SOME_ROWS, SOME_FEATURES = 2000, 100
 
 
@@ -22,31 +22,36 @@ def groups_of_copies(x: Rows, is_observed: np.ndarray | None = None, processes: 
 
     Values that are NaN, or not observed, are equal to each other.
     """
-    own = _hashes(x, is_observed)
-    halves = processes.joined(np.stack([own >> np.uint64(32), own & np.uint64(2**32 - 1)], axis=1).astype(np.float64))
-    _, group, count = np.unique(halves, axis=0, return_inverse=True, return_counts=True)
-    pairs = float((count * (count - 1.0)).sum()) / 2.0
-    if pairs == 0.0 or count.size < 2:
-        return None
-    total = len(halves)
-    chance = _share_of_equal_pairs(x, is_observed, processes) * total * (total - 1.0) / 2.0
-    return None if chance > MOST_BY_CHANCE * pairs else group.reshape(-1)
+    rng, num_features = np.random.default_rng(0), x.shape[1]
+    for number in sorted({min(num_features, SOME_FEATURES), num_features}):
+        features = np.sort(rng.choice(num_features, number, replace=False))
+        halves = [processes.joined(half) for half in _hashes(x, is_observed, features, rng)]
+        _, group, count = np.unique(halves[0] + 1j * halves[1], return_inverse=True, return_counts=True)
+        if count.max() == 1:
+            return None
+    pairs, total = float((count * (count - 1.0)).sum()), float(count.sum())
+    chance = _share_of_equal_pairs(x, is_observed, processes) * total * (total - 1.0)
+    return None if count.size < 2 or chance > MOST_BY_CHANCE * pairs else group
 
 
-def _hashes(x: Rows, is_observed: np.ndarray | None) -> np.ndarray:
-    """A number for every row, (n,), equal for equal rows; others have the same one only by a rare chance."""
-    rng = np.random.default_rng(0)
-    factor, start = rng.integers(2**63, size=(2, x.shape[1]), dtype=np.uint64)
+def _hashes(
+    x: Rows, is_observed: np.ndarray | None, features: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two whole numbers for every row, (n,) each, the same for rows that are equal in the features.
+
+    Other rows have the same by a rare chance only. Floats, as processes exchange these.
+    """
+    factor, start = rng.integers(2**63, size=(2, features.size), dtype=np.uint64)
     factor = 2 * factor + np.uint64(1)
     found = np.empty(x.shape[0], np.uint64)
     for some in slices(*x.shape):
-        block = x[some] + 0.0  # -0 equals 0
-        is_missing = np.isnan(block) if is_observed is None else ~is_observed[some]
+        block = x[some][:, features] + 0.0  # -0 equals 0
+        is_missing = np.isnan(block) if is_observed is None else ~is_observed[some][:, features]
         bits = np.ascontiguousarray(block).view(np.uint32 if block.dtype.itemsize == 4 else np.uint64).astype(np.uint64)
         mixed = (np.where(is_missing, np.uint64(2**63), bits) + start) * factor
         mixed ^= mixed >> np.uint64(32)
         found[some] = (mixed * factor).sum(axis=1, dtype=np.uint64)
-    return found
+    return (found >> np.uint64(32)).astype(np.float64), (found & np.uint64(2**32 - 1)).astype(np.float64)
 
 
 def _share_of_equal_pairs(x: Rows, is_observed: np.ndarray | None, processes: Processes) -> float:
