@@ -233,10 +233,16 @@ def test_failures_are_one_line(folder, capsys):
                 "NA,,,,,",
                 "3999.64,3997.71,3995.78,3993.85,3991.93,3990.00",  # steps differ by rounding
                 "100.2,103.5,106.9,110.1,113.6,120",
-                ",100.2,103.5,106.9,110.1,113.6",
             )
         ),
-        (["score", model, text("0.5,1.5,7\n50,60,80\n"), str(out)], "pass --header or --no-header"),
+        *(
+            (["score", model, text(content), str(out)], "pass --header or --no-header")
+            for content in (
+                "0.5,1.5,7\n50,60,80\n",
+                "0.1,0.25,0.3,0.41,0.5\n1,2,3,4,5\n",
+                ",100.2,103.5,106.9\n0,50,60,70\n",
+            )
+        ),
         (["score", model, text("100.2,103.5,109\n0,1.2,-0.3\n"), str(out)], "pass --header or --no-header"),
         (["score", model, text("6,2,3,4,5,9007199254740993\n"), str(out)], "perhaps an identifier"),
         (["score", text("a,b\n1,2\n"), model, str(out)], "it is no .npz file"),

@@ -31,7 +31,7 @@ def groups_of_copies(x: Rows, is_observed: np.ndarray | None = None, processes: 
             return None
     pairs, total = float((count * (count - 1.0)).sum()), float(count.sum())
     chance = _share_of_equal_pairs(x, is_observed, processes) * total * (total - 1.0)
-    return None if count.size < 2 or chance > MOST_BY_CHANCE * pairs else group
+    return None if chance > MOST_BY_CHANCE * pairs else group
 
 
 def _hashes(
