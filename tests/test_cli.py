@@ -245,6 +245,8 @@ def test_failures_are_one_line(folder, capsys):
         ),
         (["score", model, text("100.2,103.5,109\n0,1.2,-0.3\n"), str(out)], "pass --header or --no-header"),
         (["score", model, text("6,2,3,4,5,9007199254740993\n"), str(out)], "perhaps an identifier"),
+        (["score", model, text("6,2,3,4,5,-9007199254740993\n"), str(out)], "perhaps an identifier"),
+        (["score", model, text(",1.5,2.5\n"), str(out)], "expected 6 columns, got 3"),
         (["score", text("a,b\n1,2\n"), model, str(out)], "it is no .npz file"),
         (["score", model, text(",0,1,2,3,4\n0.5,1,2,3,4,5\n"), str(out)], "pass --header or --no-header"),
         (["score", model, text("1,5\n2,5\n"), str(out), "--decimal", ","], "another delimiter than the decimal"),

@@ -32,11 +32,12 @@ def test_copies_are_found(dtype):
 
 
 def test_rows_of_their_own():
-    """Different rows, those of few values, a single column, and all of them equal."""
+    """Different rows, those of few values, a single column, many of zeros, and all of them equal."""
     rng = np.random.default_rng(0)
     answers = rng.integers(1, 6, size=(400, 5)).astype(float)
     numbers = np.round(rng.normal(size=(100, 1)), 1)
-    for x in (ROWS, load_iris().data, answers, numbers, np.repeat(ROWS[:1], 9, axis=0)):
+    zeros = np.where(np.arange(100)[:, None] < 30, 0.0, rng.normal(size=(100, 4)))
+    for x in (ROWS, load_iris().data, answers, numbers, zeros, np.repeat(ROWS[:1], 9, axis=0)):
         assert groups_of_copies(x) is None
 
 

@@ -515,6 +515,11 @@ def test_factors_exist_for_variances_beyond_the_precision(dtype):
                 gram, basis[:, 0], jnp.ones(50, dtype), jnp.ones(50, dtype), neg_log_u, neg_log_u[:, 0]
             )
             assert jnp.isfinite(rough).all()
+        # one feature of many directions, where errors of a column add up
+        wide = jnp.asarray(np.linalg.qr(rng.normal(size=(150, 100)))[0], dtype)
+        one = wide[:, :, None] * wide[:, None, :]
+        for power in (8, 9, 12):
+            assert jnp.isfinite(posterior_system(one, jnp.full((150, 100), np.log1p(10.0**power), dtype))[1]).all()
 
 
 @pytest.mark.parametrize(

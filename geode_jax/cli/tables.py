@@ -259,7 +259,7 @@ def _may_be_names(
     steps = np.diff(named)
     if steps.size == 0 or not ((steps > 0).all() or (steps < 0).all()):
         return False
-    if has_blank or _are_of_other_size(named, [] if second is None else second[has_blank:], text):
+    if second is not None and (has_blank or _are_of_other_size(named, second[has_blank:], text)):
         return True
     is_even = bool(np.allclose(steps, steps[0], rtol=1e-3, atol=0.0))
     are_integers = bool((named == np.round(named)).all())
@@ -316,13 +316,18 @@ def _numbers(
         value, wrong = _number(row[column], text.decimal), ""
         if value is None or math.isinf(value):
             wrong = f"expected a finite number or nothing, got {row[column]!r}"
-        elif abs(value) >= LARGEST_WHOLE and (digits := row[column].strip()).isdecimal() and int(digits) != int(value):
-            wrong = f"expected a number that a float holds, got {digits}, perhaps an identifier; leave it out"
+        elif abs(value) >= LARGEST_WHOLE and _is_rounded(row[column].strip().lstrip("+-")):
+            wrong = f"expected a number that a float holds, got {row[column]}, perhaps an identifier; leave it out"
         if value is None or wrong:
             which = f"column {first[column].strip()!r}" if has_names else f"column {column + 1}"
             raise TableError(f"{where}, {which}: {wrong}")
         found.append(value)
     return found
+
+
+def _is_rounded(digits: str) -> bool:
+    """Whether a float does not hold these digits, if they are those of an integer of at most 64 bits."""
+    return digits.isdecimal() and len(digits) <= 20 and int(digits) != int(float(digits))
 
 
 def _read_parquet(path: Path, chunk: int, choice: Choice) -> Table:

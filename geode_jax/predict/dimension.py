@@ -41,8 +41,8 @@ def intrinsic_dimension(
     averaged over draws, weight the nodes' dimension probabilities (`Posterior.node_dimension_probabilities`), and trees
     are averaged. Ask it of rows that were not in the fit: under a dictionary that was learned from it, a row seems to
     belong to a small cell, which knows its own dimension badly. For the whole data set see
-    `Posterior.intrinsic_dimension_probabilities`. `num_draws` and `num_candidates`: as in
-    :func:`geode_jax.log_density`.
+    `Posterior.intrinsic_dimension_probabilities`. `num_draws`: as in :func:`geode_jax.log_density`;
+    `num_candidates`: as in :func:`geode_jax.condition`.
     """
     posterior, data = varying(*check_rows(posterior, X))
     check_candidates(posterior, num_candidates)

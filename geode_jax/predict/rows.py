@@ -20,7 +20,7 @@ from geode_jax.posterior.posterior import Posterior
 from geode_jax.predict.distance import by_distance
 from geode_jax.predict.mixture import bytes_in_space, bytes_per_row, log_density_partial
 from geode_jax.predict.nodes import Nodes, Ranking, has_span
-from geode_jax.predict.row_blocks import map_row_blocks
+from geode_jax.predict.row_blocks import ON_CPU, map_row_blocks
 from geode_jax.rows.frame import to_model
 
 # Draws per tree that predictions average over: enough that the Monte Carlo error of a row's log density, or of its
@@ -31,8 +31,8 @@ PARTIAL_DRAWS = 16
 CONDITIONAL_DRAWS = 8
 CANDIDATES = 6
 # Rows whose candidates hold less of their weight, as those that show nothing or little, are filled in from all nodes,
-# or from so many: the other nodes may be elsewhere. (Of digits and faces with nine tenths hidden, candidates hold 60 to
-# 99%, and errors with more of them are the same.)
+# or from so many, as memory allows: the other nodes may be elsewhere. (With nine tenths hidden, candidates hold 70 to
+# 100% of the weight of digits, faces and a curved sheet.)
 ENOUGH_WEIGHT, MOST_CANDIDATES = 0.5, 256
 # Rows that miss the same features are processed together if there are at least this many of them.
 COMMON_PATTERN = 32
@@ -304,6 +304,8 @@ def map_held_rows(
     number = check_candidates(posterior, num_candidates)
     share, *results = of_rows(slice(None), number)
     wider = min(MOST_CANDIDATES, posterior.dictionary.tree.num_nodes)
+    while wider > number and partial_row_bytes(posterior, draws, wider, is_observed) > ON_CPU.most_memory:
+        wider //= 2  # of very wide rows
     few = np.flatnonzero(share < ENOUGH_WEIGHT)
     if num_candidates is None and few.size and wider > number:
         for result, again in zip(results, of_rows(few, wider)[1:], strict=True):

@@ -1,7 +1,8 @@
 """Copies: equal rows that are one observation several times, as in a bootstrap sample or a class that was oversampled.
 
 Held out alone, a copy is no new row: the dictionary has seen it. So all copies of a row are in one fold. Rows of few
-different values, as answers to some questions, are equal by chance: these are rows of their own.
+different values, as answers to some questions, are equal by chance, and so are many rows of zeros: these are rows of
+their own, as far as can be told.
 """
 
 import numpy as np
@@ -13,6 +14,8 @@ from geode_jax.rows.view import Rows
 # Equal rows are copies if at most this share of their pairs can be expected where all columns are independent. (They
 # are not, and some more are equal by chance: in iris 2 pairs, where 0.2 are expected.)
 MOST_BY_CHANCE = 0.01
+# Groups of a larger share of all rows are no copies, and would leave little to learn from without their fold.
+LARGEST_SHARE = 0.1
 # Rows and features from which that is estimated. Rows that differ in so many features are not compared in the others.
 SOME_ROWS, SOME_FEATURES = 2000, 100
 
@@ -27,8 +30,12 @@ def groups_of_copies(x: Rows, is_observed: np.ndarray | None = None, processes: 
         features = np.sort(rng.choice(num_features, number, replace=False))
         halves = [processes.joined(half) for half in _hashes(x, is_observed, features, rng)]
         _, group, count = np.unique(halves[0] + 1j * halves[1], return_inverse=True, return_counts=True)
-        if count.max() == 1:
+        is_large = (count > LARGEST_SHARE * group.size)[group]
+        if (count[group] == 1)[~is_large].all():
             return None
+    # rows of large groups get numbers of their own
+    group = np.where(is_large, count.size + np.arange(group.size), group)
+    _, group, count = np.unique(group, return_inverse=True, return_counts=True)
     pairs, total = float((count * (count - 1.0)).sum()), float(count.sum())
     chance = _share_of_equal_pairs(x, is_observed, processes) * total * (total - 1.0)
     return None if chance > MOST_BY_CHANCE * pairs else group
