@@ -211,8 +211,8 @@ def largest_signal(rank: int, dtype: DTypeLike) -> float:
     """The largest s up to which 1/s is more than the rounding error of G, relative to its diagonal.
 
     Errors of different entries are independent, so that the norm of their matrix mostly grows as the root of its size.
-    (Without any raising, factors were seen to fail beyond s = 1e7.) Up to here standard deviations along directions that no feature
-    shows are right to some 2%, in float32.
+    (Without any raising, factors were seen to fail beyond s = 1e7.) Up to here standard deviations along directions
+    that no feature shows are right to some 2%, in float32.
     """
     return float(1.0 / ((4.0 + np.sqrt(rank)) * jnp.finfo(dtype).eps))
 
