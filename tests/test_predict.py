@@ -121,9 +121,7 @@ def test_rows_that_show_little_are_filled_in_from_all_nodes(posterior, rows, mon
     weight = np.exp(np.asarray(posterior.draws.log_weights, np.float64)).mean(axis=(1, 2))
     mean = np.einsum("fk,fkD->fD", weight, np.asarray(posterior.dictionary.centres, np.float64)).mean(axis=0)
     np.testing.assert_allclose(both[0][0][0], posterior.shift + posterior.scale * mean, rtol=1e-4)
-    monkeypatch.setattr(
-        rows_module, "ON_CPU", ON_CPU._replace(most_memory=1)
-    )  # of very wide rows there is none for more
+    monkeypatch.setattr(rows_module, "ON_CPU", ON_CPU._replace(most_memory=1))  # as of very wide rows
     np.testing.assert_array_equal(geode_jax.impute_mean(posterior, hidden, num_draws=200), both[1][0])
 
 
