@@ -21,8 +21,9 @@ from geode_jax.settings import DictionarySettings, ExactShrinkage, Prior, Publis
 class GeodeClassifier(ClassifierMixin, GeodeEstimator):
     """Classification by one GEODE density per class; NaN is a missing value in fit and prediction.
 
-    Units, noise scales of the features and the span of the leading directions are common to all classes, and the
-    densities are calibrated on held-out training rows (see :func:`geode_jax.fit_classes`).
+    Units, noise scales of the features and the span of the leading directions are common to all classes (the last two
+    only where no training value is missing), and the densities are calibrated on held-out complete training rows (see
+    :func:`geode_jax.fit_classes`).
 
     Parameters
     ----------
