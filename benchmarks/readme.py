@@ -127,7 +127,6 @@ OLDER = {
     " Diabetes would have a unit for each column in every split today.",
     "refined_cuts": "Diabetes would have a unit for each column in every split today.",
     "moments": "Diabetes may have other units today.",
-    "coverage": f"Where training rows miss values, a noise covariance was not yet tried; {_FILLS} there.",
     "contention": f"Of rows with missing values: a noise covariance was not yet tried, and {_FILLS}.",
     "missing_time": f"With 500 features a noise covariance was not yet tried; {_FILLS}.",
     "gpu": "Of iris and the curved sheet: every second tree has refined cuts today.",
