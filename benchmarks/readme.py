@@ -122,13 +122,11 @@ OLDER = {
     "dimension": f"When the simulated data were run {_WIDE}; all came out the same with it.",
     "wide": f"When this was run {_WIDE}.",
     "features_time": f"When this was run {_WIDE}.",
-    "memory": f"When 600 rows of 15,000 features were run {_WIDE}.",
     "noise_prior": f"Wine with missing values: a noise covariance was not yet tried there, and {_FILLS}."
     " Diabetes would have a unit for each column in every split today.",
     "refined_cuts": "Diabetes would have a unit for each column in every split today.",
     "moments": "Diabetes may have other units today.",
     "contention": f"Of rows with missing values: a noise covariance was not yet tried, and {_FILLS}.",
-    "missing_time": f"With 500 features a noise covariance was not yet tried; {_FILLS}.",
     "gpu": "Of iris and the curved sheet: every second tree has refined cuts today.",
 }
 # What was not timed alone on the machine of the other tables, or would be otherwise today; printed there too.
