@@ -125,7 +125,6 @@ OLDER = {
     "noise_prior": f"Wine with missing values: a noise covariance was not yet tried there, and {_FILLS}."
     " Diabetes would have a unit for each column in every split today.",
     "refined_cuts": "Diabetes would have a unit for each column in every split today.",
-    "moments": "Diabetes may have other units today.",
     "contention": f"Of rows with missing values: a noise covariance was not yet tried, and {_FILLS}.",
     "gpu": "Of iris and the curved sheet: every second tree has refined cuts today.",
 }
