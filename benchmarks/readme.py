@@ -122,8 +122,6 @@ OLDER = {
     "dimension": f"When the simulated data were run {_WIDE}; all came out the same with it.",
     "wide": f"When this was run {_WIDE}.",
     "features_time": f"When this was run {_WIDE}.",
-    "noise_prior": f"Wine with missing values: a noise covariance was not yet tried there, and {_FILLS}."
-    " Diabetes would have a unit for each column in every split today.",
     "refined_cuts": "Diabetes would have a unit for each column in every split today.",
     "contention": f"Of rows with missing values: a noise covariance was not yet tried, and {_FILLS}.",
     "gpu": "Of iris and the curved sheet: every second tree has refined cuts today.",
