@@ -89,7 +89,7 @@ def _needs_digits(posterior: Posterior | ClassPosterior) -> bool:
 def _has_too_large_signals(posterior: Posterior) -> bool:
     """Whether a node with rows has a variance, over the noise, that its dtype cannot hold where rows miss features."""
     limit = largest_signal(posterior.dictionary.max_rank, posterior.dtype)
-    if posterior.noise_deviation is not None and posterior.dtype == np.float32:
+    if posterior.noise_deviation is not None:
         limit = min(limit, LARGEST_SIGNAL_IN_NOISE)
     return _has_signal_above(posterior, np.log(limit))
 
@@ -99,6 +99,8 @@ def _has_signal_above(posterior: Posterior, limit: float, log_noise: ArrayLike |
     found = np.asarray(posterior.draws.neg_log_u)
     if log_noise is not None:
         found = found + np.asarray(log_noise)[..., np.asarray(posterior.dictionary.tree.scale), None]
+    if found.max() <= limit:  # as nearly always
+        return False
     return bool(((found > limit) & (np.asarray(posterior.draws.count) > 0)[..., None]).any())
 
 

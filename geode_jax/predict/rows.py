@@ -283,8 +283,8 @@ def map_held_rows(
 ) -> tuple[np.ndarray, ...]:
     """:func:`map_partial_rows` of a function whose first result is the share of a row's weight that candidates hold.
 
-    The other results. Rows whose candidates hold too little get more of them, unless a number is given. `more_bytes`:
-    those of a row's results.
+    It returns the others. Rows whose candidates hold too little are worked out again with more of them, unless
+    `num_candidates` is given. `more_bytes`: what a row's results take.
     """
 
     def of_rows(rows: np.ndarray | slice, number: int) -> tuple[np.ndarray, ...]:
@@ -303,11 +303,13 @@ def map_held_rows(
 
     number = check_candidates(posterior, num_candidates)
     share, *results = of_rows(slice(None), number)
-    wider = min(MOST_CANDIDATES, posterior.dictionary.tree.num_nodes)
-    while wider > number and partial_row_bytes(posterior, draws, wider, is_observed) > ON_CPU.most_memory:
-        wider //= 2  # of very wide rows
     few = np.flatnonzero(share < ENOUGH_WEIGHT)
-    if num_candidates is None and few.size and wider > number:
+    if num_candidates is not None or few.size == 0:
+        return tuple(results)
+    wider = min(MOST_CANDIDATES, posterior.dictionary.tree.num_nodes)
+    while wider > number and partial_row_bytes(posterior, draws, wider, is_observed[few]) > ON_CPU.most_memory:
+        wider //= 2  # of very wide rows
+    if wider > number:
         for result, again in zip(results, of_rows(few, wider)[1:], strict=True):
             result[few] = again
     return tuple(results)

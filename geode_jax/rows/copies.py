@@ -12,12 +12,12 @@ from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.view import Rows
 
 # Equal rows are copies if at most this share of their pairs can be expected where all columns are independent. (They
-# are not, and some more are equal by chance: in iris 2 pairs, where 0.2 are expected.)
+# are not, and some more are equal by chance: in iris one pair, where 0.06 are expected.)
 MOST_BY_CHANCE = 0.01
-# Groups of a larger share of all rows are no copies, and would leave little to learn from without their fold.
-LARGEST_SHARE = 0.1
 # Rows and features from which that is estimated. Rows that differ in so many features are not compared in the others.
 SOME_ROWS, SOME_FEATURES = 2000, 100
+# Groups of a larger share of all rows are no copies, and would leave little to learn from without their fold.
+LARGEST_SHARE = 0.1
 
 
 def groups_of_copies(x: Rows, is_observed: np.ndarray | None = None, processes: Processes = ALONE) -> np.ndarray | None:
