@@ -11,9 +11,9 @@ and with v = eta0 - eta* the quadratic form is a sum of terms that are not large
 
 where ``||r||^2 - C'(..)C`` (Woodbury as usually written) subtracts two large terms. The form is stationary at eta*, so
 the rounding error of eta* enters squared. M has eigenvalues of at least 1, but where s is beyond the precision's
-resolution the rounding error of G counts for more than that. So G's diagonal is raised by as much as that error may be
-and 1/s is not, and M as a whole always has a Cholesky factor. What is raised counts as seen of directions that no
-observed feature shows: :func:`largest_signal` says up to where nothing is.
+resolution the rounding error of G counts for more than that. So G's diagonal is raised by what that error may be
+beyond 1/s, and M as a whole always has a Cholesky factor. What is added counts as observed, also along directions that
+no observed feature shows; up to :func:`largest_signal` nothing is added.
 
 On CPU, jaxlib's batched Cholesky and triangular solve split their batch over XLA's thread pool and block the calling
 thread. Two calls that do not depend on each other may run at once, block all threads of a small pool, and deadlock
