@@ -185,12 +185,18 @@ def _r_hat(values: np.ndarray) -> float:
 
 
 def _effective(values: np.ndarray) -> float:
-    """Effective sample size over chains; one draw per chain if every chain is constant, at different values."""
+    """Effective sample size over chains; one draw per chain if every chain is constant, at different values.
+
+    The autocorrelation time is at least 1 / log10(S) of S draws, as in Stan and ArviZ: the estimate has no lower limit,
+    and is often negative where draws alternate or are few.
+    """
     if np.ptp(values) == 0.0:
         return float(values.size)
     if (np.ptp(values, axis=1) == 0.0).all():
         return float(values.shape[0])
-    return float(effective_sample_size(values))
+    with np.errstate(divide="ignore"):
+        time = values.size / effective_sample_size(values)
+    return float(values.size / max(time, 1.0 / np.log10(values.size)))
 
 
 def _normal_scores(values: np.ndarray) -> np.ndarray:

@@ -117,6 +117,18 @@ def test_stage_two_alone(data, tmp_path):
     assert eqx.tree_equal(geode_jax.sample_posterior(key, forest, sampler=SAMPLER, checkpoint=tmp_path), whole)
 
 
+def test_stage_two_of_other_rows_of_one_feature(tmp_path):
+    """Their bases and residuals are the same: 1 and 0."""
+    rng = np.random.default_rng(0)
+    key = jax.random.key(0)
+    settings = dataclasses.replace(DICTIONARY, max_rank=None)
+    one, other = (geode_jax.learn_forest(key, x, dictionary=settings) for x in rng.normal(size=(2, 60, 1)))
+    np.testing.assert_array_equal(np.abs(one.dictionary.bases), np.abs(other.dictionary.bases))
+    geode_jax.sample_posterior(key, one, sampler=SAMPLER, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="checkpoint"):
+        geode_jax.sample_posterior(key, other, sampler=SAMPLER, checkpoint=tmp_path)
+
+
 def test_interrupted(data):
     """Ctrl-C: during warm-up there is nothing to return; after it the draws so far are a posterior."""
     key = jax.random.key(1)

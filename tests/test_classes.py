@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import small
 from scipy import special
 
 import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
 from geode_jax.fitting import classes, memory
 from geode_jax.math.whitening import ObservedRows
+from geode_jax.model.draw import Draw
+from geode_jax.predict import class_span
 from geode_jax.predict import classes as predict_classes
 from geode_jax.predict.class_span import show
 from geode_jax.predict.distance import in_float64
@@ -127,12 +130,43 @@ def test_a_single_node(train, test):
             np.testing.assert_allclose(found_here, expected, rtol=2e-3, atol=2e-2)
 
 
-def test_few_candidates_hold_the_mass(reduced, test):
-    hidden = np.where(np.random.default_rng(0).random(test[0].shape) < 0.4, np.nan, test[0])
-    all_nodes = geode_jax.class_log_densities(reduced, hidden, num_candidates=31)
-    few = geode_jax.class_log_densities(reduced, hidden, num_candidates=2)
-    assert (few <= all_nodes + 1e-3).all()
-    assert np.median(all_nodes - few) < 0.05
+def test_few_candidates_do_for_all_nodes(monkeypatch, fresh_programs):
+    """Two of 15 nodes, kept in two steps; where little is seen, the others hold most of the weight."""
+    rng = np.random.default_rng(0)
+    dictionary = small.make_dictionary(jnp.float32, depth=3)
+    parameters = {
+        "neg_log_u": rng.uniform(0.0, 2.0, (2, 15, 3)),
+        "tau": np.ones((2, 15, 3)),
+        "log_sigma2": rng.uniform(-2.0, -1.0, (2, 4)),
+        "log_weights": np.log(rng.dirichlet(np.ones(15), 2)),
+        "log_stop_concentration": np.zeros(2),
+        "count": np.ones((2, 15), np.int32),
+        "is_active": np.ones((2, 15, 3), bool),
+        "dimension": np.full((2, 15), 3, np.int32),
+        "log_joint": np.zeros(2),
+    }
+    draws = Draw(**{name: jnp.asarray(values) for name, values in parameters.items()})
+    forest, draws = jax.tree.map(lambda leaf: leaf[None], (dictionary, draws))
+    coordinates = rng.normal(size=(40, 5)) + np.asarray(dictionary.centres)[rng.integers(0, 15, 40)]
+    basis = np.linalg.qr(rng.normal(size=(12, 5)))[0]
+    x = coordinates @ basis.T + 0.3 * rng.normal(size=(40, 12))
+    unit = rng.random(x.shape)
+    monkeypatch.setattr(class_span, "_KEPT_TIMES", 3)
+
+    def gap(share):
+        seen = ObservedRows(jnp.float32(x), jnp.float32(unit < share), None)
+        shown = class_span.show(jnp.zeros(12), jnp.float32(basis), seen)
+        two, every = (
+            class_span.log_density_reduced(forest, draws, jnp.float32(0.09), shown, num_candidates=number)
+            for number in (2, 15)
+        )
+        return float(jnp.abs(two - every).mean())
+
+    assert gap(0.1) < 0.3
+    assert gap(0.9) < 0.1
+    monkeypatch.setattr(class_span, "log_share_of", lambda kept, scores: jnp.zeros(kept.shape[0], kept.dtype))
+    jax.clear_caches()
+    assert gap(0.1) > 0.6
 
 
 @pytest.mark.parametrize("reduced", ["float32"], indirect=True)

@@ -539,6 +539,9 @@ def test_some_columns_and_an_index(folder, capsys, data):
     assert "an index, '__index_level_0__'" in score(path)[1]
     assert score(path, "--index") == (0, "")
     np.testing.assert_array_equal(open_table(path, 4, choice=Choice(has_index=True)).whole(), kept)
+    numbers.reset_index(drop=True).to_parquet(path := folder / "plain.parquet")  # a range is no column
+    assert "pandas says that it stored none" in score(path, "--index")[1]
+    assert score(path) == (0, "")
     numbers.to_csv(path := folder / "numbered.csv")
     assert "pass --index" in score(path)[1]
     assert score(path, "--index") == (0, "")

@@ -114,6 +114,28 @@ def test_every_pattern_has_its_share(num_patterns):
     np.testing.assert_allclose(share, is_missing.mean(axis=0), atol=1 / 59)
 
 
+@pytest.mark.parametrize("num_rows", [50, 100, 200])
+def test_order_of_rows_does_not_matter(num_rows):
+    """Rows that come in turns: of either kind half of the held-out rows get the pattern, whatever theirs are like."""
+    first = np.arange(3) == 0
+    in_turns = np.tile([first, ~first], (50, 1))
+    held_out = np.ones((num_rows, 3))
+    held_out[::2] = 3.0  # these come in turns, too
+    asked = []
+
+    def intervals(x):
+        asked.append(np.nan_to_num(x, nan=-1.0))
+        return _unit_intervals(x)
+
+    for some in (in_turns, in_turns[::-1], in_turns[np.argsort(in_turns[:, 0])]):
+        widening(intervals, held_out, some, 0.9)
+    hides_first = asked[0][:, 0] == -1.0
+    assert hides_first.mean() == pytest.approx(0.5, abs=0.02)
+    assert hides_first[::2].mean() == pytest.approx(0.5, abs=0.2)
+    for other in asked[1:]:
+        np.testing.assert_array_equal(other, asked[0])
+
+
 def test_rows_that_cannot_tell_are_no_help():
     rows = np.zeros((40, 3))
     rows[10:, 1] = np.nan  # of what is missing, only ten rows show anything

@@ -46,6 +46,20 @@ def test_white_noise_is_healthy(clean):
     assert all(entry.ess_tail > 300 for entry in found)
 
 
+@pytest.mark.parametrize("num_draws", [9, 400])
+def test_draws_that_alternate_are_worth_more_than_independent_ones(num_draws):
+    """But no more than S log10(S) of S, as in ArviZ; the plain estimate is often negative."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(4, 1, num_draws))
+    for step in range(1, num_draws):
+        values[..., step] -= 0.9 * values[..., step - 1]
+    most = num_draws * np.log10(num_draws)
+    found = [diagnostics._effective(chain) for chain in values]
+    assert all(0.0 < one <= most for one in found)
+    if num_draws == 400:
+        assert min(found) > num_draws
+
+
 def test_report_of_a_healthy_run_says_so(clean):
     free = eqx.tree_at(lambda it: it.draws.dimension, clean, np.ones_like(clean.draws.dimension))
     assert diagnostics.report(free).startswith("no problem found: chains agree")

@@ -51,6 +51,25 @@ def test_a_seed_means_the_same(data, expected, names):
             jax.config.update(name, value)
 
 
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+def test_a_mesh_of_the_user(data, axis_type):
+    """Under `jax.set_mesh` new arrays would lie on all devices, and programs over another mesh would be refused."""
+    mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=(getattr(jax.sharding.AxisType, axis_type),))
+    options = {"dictionary": DICTIONARY, "sampler": SAMPLER}
+    key = jax.random.key(0)
+
+    def answers():
+        alone = geode_jax.fit(key, data, **options)
+        spread = alone.replicated(jax.sharding.Mesh(np.array(jax.devices()), ("devices",)))
+        return geode_jax.log_density(alone, data), geode_jax.log_density(spread, data), geode_jax.sample(key, spread, 5)
+
+    expected = answers()
+    with jax.set_mesh(mesh):
+        for one, other in zip(answers(), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
+
+
 def test_inside_jit_it_says_so(posterior):
     rows = jnp.zeros((2, 6))
     with pytest.raises(TypeError, match=r"X: expected an array with values, got a traced one.*outside jax\.jit"):

@@ -110,6 +110,13 @@ def test_indicator(imputer, holes):  # test_imputers_add_indicator
     assert marked.get_feature_names_out().tolist()[6:] == [f"missingindicator_x{i}" for i in range(6)]
 
 
+def test_a_wrong_parameter_set_after_fit(imputer, holes, tmp_path):
+    wrong = pickle.loads(pickle.dumps(imputer)).set_params(add_indicator="no")
+    for call in (lambda: wrong.transform(holes), wrong.get_feature_names_out, lambda: wrong.save(tmp_path / "it.npz")):
+        with pytest.raises(TypeError, match="add_indicator: expected bool, got 'no'"):
+            call()
+
+
 def test_sparse_input_is_refused(imputer, holes):  # test_imputers_add_indicator_sparse
     with pytest.raises(TypeError, match=r"[Ss]parse"):
         imputer.transform(sparse.csr_matrix(np.nan_to_num(holes)))

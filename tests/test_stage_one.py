@@ -632,6 +632,16 @@ def test_frame_refuses_equal_rows():
             learn_frame(np.full((5, 3), value))
 
 
+def test_frame_of_the_smallest_and_the_largest_numbers():
+    x = np.zeros((100, 1))
+    x[0] = 5e-324
+    frame = learn_frame(x)
+    assert (frame.scale > 0.0).all()
+    assert np.isfinite(to_model(x, frame, np.dtype(np.float32))).all()
+    with pytest.raises(ValueError, match=r"X: expected smaller values: their sums, or .* overflow"):
+        learn_frame(np.where(x > 0.0, 1.1e308, 1e308))
+
+
 def _flat_sheet(n=400, features=40, seed=0):
     """A curved sheet inside three of forty directions."""
     rng = np.random.default_rng(seed)

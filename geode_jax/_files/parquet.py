@@ -43,11 +43,17 @@ def _numbers(column: Any) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
-def index_columns(file: Any) -> list[str]:
-    """Names of the columns of a file that are the index of the frame that pandas wrote, wherever they stand."""
+def index_columns(file: Any) -> list[str] | None:
+    """Names of the columns of a file that are the index of the frame that pandas wrote, wherever they stand.
+
+    Empty where pandas says that it stored none, None where the file does not say.
+    """
     schema = file.schema_arrow
-    told = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if name in schema.names]
-    return told or [name for name in schema.names if name == INDEX]  # other programs may drop what pandas told
+    told = (schema.pandas_metadata or {}).get("index_columns")
+    # a range of numbers is told, but not stored
+    found = [name for name in told or [] if isinstance(name, str) and name in schema.names]
+    found = found or [name for name in schema.names if name == INDEX]  # other programs may drop what pandas told
+    return found if found or told is not None else None
 
 
 def mapped_copy(path: Any) -> np.ndarray:

@@ -69,6 +69,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int | None] = options.run
     try:
         return command(options) or OK
+    except BrokenPipeError:  # whoever read the output, as `head` does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it ends
+        return FAILED
     except (TableError, ValueError, TypeError, FloatingPointError, MemoryError, OSError, JaxRuntimeError) as error:
         print(f"error: {str(error) or type(error).__name__}", file=sys.stderr)
         return FAILED
@@ -185,7 +188,7 @@ def _add_table_format(command: Any) -> None:
     command.add_argument(
         "--index",
         action="store_true",
-        help="leave out the index: what pandas stored as one in a .parquet file, else the first column",
+        help="leave out the index: what pandas stored as one in a .parquet file, in others the first column",
     )
     command.add_argument("--delimiter", metavar="C", help="between cells (default: a tab in .tsv files, else a comma)")
     command.add_argument("--decimal", default=".", metavar="C", help="decimal sign in text files (default: a point)")

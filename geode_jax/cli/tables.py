@@ -69,10 +69,12 @@ class Choice(NamedTuple):
     names: tuple[str, ...] | None = None
     has_index: bool = False
 
-    def positions(self, names: list[str] | None, width: int, path: Path, told_index: Sequence[str] = ()) -> list[int]:
+    def positions(
+        self, names: list[str] | None, width: int, path: Path, told_index: Sequence[str] | None = None
+    ) -> list[int]:
         """Positions of the chosen columns among `width`, of these names. Raises TableError where there are none.
 
-        `told_index`: names of the columns that the file says are an index.
+        `told_index`: names of the columns that the file says are an index; None if it does not say.
         """
         if self.names is not None:
             if names is None:
@@ -92,6 +94,11 @@ class Choice(NamedTuple):
                     f"{path}: the first column has no name of its own; pass --index if it only numbers the rows"
                 )
             return list(range(width))
+        if told_index is not None and not told_index:
+            raise TableError(
+                f"{path}: expected an index, but pandas says that it stored none beside the columns; leave out --index,"
+                " or choose columns by --columns"
+            )
         index = [names.index(name) for name in told_index] if names is not None and told_index else [0]
         if width <= len(index):
             raise TableError(f"{path}: expected columns beside the index, found none")

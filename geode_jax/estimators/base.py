@@ -129,7 +129,7 @@ class GeodeEstimator(BaseEstimator):
         ValueError or TypeError if a parameter that was set after `fit` is wrong: the file would not load.
         """
         check_is_fitted(self)
-        self._dictionary_settings(), self._sampler_settings()  # they check the parameters
+        self._check_parameters()
         header, arrays = self._to_archive()
         parameters = {}
         for name, value in self.get_params(deep=False).items():
@@ -163,7 +163,7 @@ class GeodeEstimator(BaseEstimator):
         if header["class"] != cls.__name__:
             raise ValueError(f"it holds a {header['class']}")
         estimator = cls(**{name: decode(value) for name, value in header["parameters"].items()})
-        estimator._dictionary_settings(), estimator._sampler_settings()  # they check the parameters
+        estimator._check_parameters()
         of_arrays = within(arrays, _ATTRIBUTE)
         if twice := header["attributes"].keys() & of_arrays.keys():
             raise ValueError(f"attributes are in its header and among its arrays: {', '.join(twice)}")
@@ -192,6 +192,10 @@ class GeodeEstimator(BaseEstimator):
             if not is_so:
                 raise ValueError(f"attributes do not belong to the model: expected {words}")
         return estimator
+
+    def _check_parameters(self) -> None:
+        """Raise TypeError or ValueError that names the parameter that is wrong."""
+        self._dictionary_settings(), self._sampler_settings()
 
     def _added_attributes(self) -> dict[str, np.ndarray]:
         """Saved attributes that files of earlier versions lack, and what they were then."""

@@ -145,8 +145,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         _check_given(y)
         data, y = self._training_rows(X, y)
         check_classification_targets(y)
-        for name in ("calibrate", "vote"):
-            check_instance(getattr(self, name), name, bool)
+        self._check_parameters()
         if y.dtype.kind in "mM":
             raise TypeError(f"y: expected labels that are numbers, text or booleans, got {y.dtype}")
         self.classes_, labels, counts = np.unique(y, return_inverse=True, return_counts=True)
@@ -183,6 +182,11 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         """Log probability of every class, (n, n_classes)."""
         rows = self._fitted(X)[1]
         return class_log_probabilities(self.posterior_, rows, vote=self.vote)
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        for name in ("calibrate", "vote"):
+            check_instance(getattr(self, name), name, bool)
 
     def _expected(self) -> dict[str, bool]:
         is_set = len(set(self.classes_.tolist())) == self.classes_.size if self.classes_.ndim == 1 else False

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from geode_jax._checks import check_instance, check_key, is_memory_mapped
@@ -110,7 +109,7 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
     if plan.num_partial > 0:
         request.check_missing()
     files = data.files if isinstance(data, RowFiles) else (data,)
-    is_mapped = is_memory_mapped(files[0]) and plan.num_partial == 0
+    is_mapped = any(is_memory_mapped(file) for file in files) and plan.num_partial == 0
     needed = bytes_needed(plan, request.sampler, request.dtype.itemsize, num_rows=len(data), is_mapped=is_mapped)
     warn_if_too_large(needed)
     with (
@@ -159,7 +158,8 @@ def sample_posterior(
     )
     if forest.partial is not None:
         request.check_missing()
-    arrays = [np.asarray(forest.dictionary.bases), np.asarray(forest.statistics.residual)]
+    # of one varying feature all residuals are 0 and all bases alike: no few of the arrays tell one forest from another
+    arrays = [] if checkpoint is None else [array for _, array in sorted(forest.to_archive()[1].items())]
     with (
         jax_settings(forest.dtype),
         request.open_checkpoint(key, arrays) as kept,

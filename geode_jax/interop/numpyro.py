@@ -186,7 +186,8 @@ class PosteriorPredictive(Distribution):
     float32, rows far from the origin (years, large coordinates) keep their digits if they are a float64 NumPy array.
     Features that never varied in the training rows are normal, with their value as the mean and a small deviation. A
     value whose last axis is not D is an error: it is not broadcast. A row with NaN is outside the support, as in
-    NumPyro's own distributions: -inf, and a warning. :func:`geode_jax.log_density` takes rows with missing values.
+    NumPyro's own distributions: -inf, and a warning, unless ``validate_args=False``. (:func:`geode_jax.log_density`
+    takes rows with missing values.)
     """
 
     support = constraints.real_vector

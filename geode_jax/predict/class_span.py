@@ -10,6 +10,11 @@ computed once per row, for all nodes, classes and draws. In the basis ``U = S_O 
     cov(U'x_O) = s T,   T = diag(1 - g) + g^{1/2} Q' (Sigma / s) Q g^{1/2},      cov(rest) = s I,
 
 a sum of positive terms even where sigma2 is smaller than s.
+
+Nodes are ranked at the posterior mean of the parameters, first by their centres, then with a few leading directions;
+the variance along the others counts as noise. T is the diagonal matrix E = diag(1 - g + g sigma2 / s) and a part of
+these few directions then, so that a density takes a small factor. What is left are the candidates; the weight of all
+other nodes counts as it is by that ranking.
 """
 
 from functools import partial
@@ -21,12 +26,24 @@ from jax import lax
 
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int
-from geode_jax.math.lowrank import HIGHEST, log_det_of, masked_gram
+from geode_jax.math.lowrank import HIGHEST, log_det_of, masked_gram, rough_log_marginal
 from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
-from geode_jax.predict.density import log_scores
+from geode_jax.predict.candidates import (
+    DRAWS_AT_ONCE,
+    Candidates,
+    Parameters,
+    is_not_negligible,
+    log_share_of,
+    map_relevant,
+    mean_parameters,
+    parameters_of,
+)
+from geode_jax.predict.nodes import SCREEN_RANK
 
+# So many times the number of candidates are kept of a tree's nodes by their centres alone.
+_KEPT_TIMES = 8
 # A coordinate of smaller gain counts as not observed.
 _NOT_SHOWN = 1e-5
 
@@ -61,54 +78,97 @@ def show(origin: Float[Array, "D"], basis: Float[Array, "D r"], seen: ObservedRo
     return Shown(gain, axes, value, rest, jnp.broadcast_to(is_observed.sum(axis=1), rest.shape))
 
 
-class _Component(eqx.Module):
-    """Parameters of the candidate nodes of rows, axes (b, M, ...)."""
+class _AtNodes(eqx.Module):
+    """What rows show of nodes, axes (b, M, ...).
 
-    centre: Float[Array, "b M r"]
-    basis: Float[Array, "b M r d"]
-    alpha2: Float[Array, "b M d"]
-    sigma2: Float[Array, "b M"]
+    `basis`: ``g^{1/2} Q'B``. `off`: ``value - g^{1/2} Q'c``. The others are those of :class:`Shown`.
+    """
 
+    basis: Float[Array, "*at r d"]
+    off: Float[Array, "*at r"]
+    gain: Float[Array, "*at r"]
+    rest: Float[Array, "*at"]
+    num_observed: Float[Array, "*at"]
 
-def _component(dictionary: Dictionary, draw: Draw, node: Int[Array, "b M"]) -> _Component:
-    sigma2 = jnp.exp(draw.log_sigma2)[jnp.asarray(dictionary.tree.scale)][node]
-    alpha2 = sigma2[..., None] * jnp.expm1(draw.neg_log_u[node])
-    return _Component(dictionary.centres[node], dictionary.bases[node], alpha2, sigma2)
-
-
-def _turned(shown: Shown, vectors: Float[Array, "b M r k"]) -> Float[Array, "b M r k"]:
-    """``g^{1/2} Q' v`` of column vectors."""
-    return jnp.sqrt(shown.gain)[:, None, :, None] * jnp.einsum("brs,bmrk->bmsk", shown.axes, vectors, precision=HIGHEST)
-
-
-def _factored(
-    shown: Shown, at: _Component, noise: Float[Array, ""]
-) -> tuple[Float[Array, "b M r r"], Float[Array, "b M r"]]:
-    """Cholesky factor L of T, and ``L^{-1} (value - g^{1/2} Q'c)``."""
-    rank = at.centre.shape[-1]
-    along = _turned(shown, at.basis * jnp.sqrt(at.alpha2 / noise)[..., None, :])
-    diagonal = 1.0 - shown.gain[:, None] + shown.gain[:, None] * (at.sigma2 / noise)[..., None]
-    total = jnp.einsum("bmri,bmsi->bmrs", along, along, precision=HIGHEST)
-    factor = jnp.linalg.cholesky(total + diagonal[..., None] * jnp.eye(rank, dtype=total.dtype))
-    off = shown.value[:, None, :, None] - _turned(shown, at.centre[..., None])
-    return factor, lax.linalg.triangular_solve(factor, off, left_side=True, lower=True)[..., 0]
+    @classmethod
+    def of(cls, shown: Shown, dictionary: Dictionary, node: Int[Array, "b M"] | None, rank: int) -> "_AtNodes":
+        """At M nodes of each row, with so many directions; None: at all nodes of the tree."""
+        vectors = jnp.concatenate([dictionary.bases[..., :rank], dictionary.centres[..., None]], axis=-1)
+        if node is None:
+            turned = jnp.einsum("brs,kri->bski", shown.axes, vectors, precision=HIGHEST)
+        else:
+            turned = jnp.einsum("brs,bmri->bsmi", shown.axes, vectors[node], precision=HIGHEST)
+        turned = jnp.swapaxes(turned * jnp.sqrt(shown.gain)[:, :, None, None], 1, 2)
+        off = shown.value[:, None] - turned[..., -1]
+        gain = jnp.broadcast_to(shown.gain[:, None], off.shape)
+        rest, num_observed = (
+            jnp.broadcast_to(leaf[:, None], off.shape[:2]) for leaf in (shown.rest, shown.num_observed)
+        )
+        return cls(turned[..., :-1], off, gain, rest, num_observed)
 
 
-def _log_density(shown: Shown, at: _Component, noise: Float[Array, ""]) -> Float[Array, "b M"]:
-    factor, solved = _factored(shown, at, noise)
-    quadratic = (shown.rest[:, None] + jnp.sum(jnp.square(solved), axis=-1)) / noise
-    return -0.5 * (shown.num_observed[:, None] * jnp.log(2 * jnp.pi * noise) + log_det_of(factor) + quadratic)
+def _rough_log_density(seen: _AtNodes, at: Parameters, noise: Float[Array, ""]) -> Float[Array, "b M"]:
+    """By Woodbury's formula for T divided by E: fast for few directions, but not safe from cancellation."""
+    variance = 1.0 - seen.gain + seen.gain * (jnp.exp(at.log_sigma2) / noise)[..., None]
+    both = jnp.concatenate([seen.basis, seen.off[..., None]], axis=-1) / jnp.sqrt(variance)[..., None]
+    products = jnp.einsum("bmri,bmrj->bmij", both, both, precision=HIGHEST)
+    gram, cross, squared = products[..., :-1, :-1], products[..., :-1, -1], products[..., -1, -1]
+    # what is along the directions, by the noise outside
+    log_noise = jnp.log(noise)
+    neg_log_u = jnp.log1p(jnp.expm1(at.neg_log_u) * jnp.exp(at.log_sigma2 - log_noise)[..., None])
+    log_noise = jnp.broadcast_to(log_noise, squared.shape)
+    rough = rough_log_marginal(gram, cross, squared + seen.rest, seen.num_observed, neg_log_u, log_noise)
+    return rough - 0.5 * jnp.sum(jnp.log(variance), axis=-1)
 
 
-def _coordinates_at_root(dictionary: Dictionary, mean: Draw, noise: Array, shown: Shown) -> Float[Array, "b r"]:
-    """Mean of the coordinates given the observed features, under the root node alone."""
-    at = _component(dictionary, mean, jnp.zeros((shown.rest.shape[0], 1), jnp.int32))
-    factor, solved = _factored(shown, at, noise)
-    weight = lax.linalg.triangular_solve(factor, solved[..., None], left_side=True, lower=True, transpose_a=True)
-    pulled = jnp.einsum("brs,bs->br", shown.axes, jnp.sqrt(shown.gain) * weight[:, 0, :, 0], precision=HIGHEST)
-    along = jnp.einsum("bri,br->bi", at.basis[:, 0], pulled, precision=HIGHEST)
-    spread = jnp.einsum("bri,bi->br", at.basis[:, 0], at.alpha2[:, 0] * along, precision=HIGHEST)
-    return at.centre[:, 0] + (spread + at.sigma2[:, :1] * pulled) / noise
+def _log_density_and_distance(
+    seen: _AtNodes, at: Parameters, noise: Float[Array, ""]
+) -> tuple[Float[Array, "*at"], Float[Array, "*at"]]:
+    """Log density, and the squared Mahalanobis distance of the coordinates that are shown."""
+    signal = jnp.expm1(at.neg_log_u) * jnp.exp(at.log_sigma2 - jnp.log(noise))[..., None]
+    along = seen.basis * jnp.sqrt(signal)[..., None, :]
+    diagonal = 1.0 - seen.gain + seen.gain * (jnp.exp(at.log_sigma2) / noise)[..., None]
+    total = jnp.matmul(along, jnp.swapaxes(along, -1, -2), precision=HIGHEST)
+    factor = jnp.linalg.cholesky(total + diagonal[..., None] * jnp.eye(diagonal.shape[-1], dtype=total.dtype))
+    solved = lax.linalg.triangular_solve(factor, seen.off[..., None], left_side=True, lower=True)
+    distance = jnp.sum(jnp.square(solved), axis=(-2, -1)) / noise
+    constant = seen.num_observed * jnp.log(2 * jnp.pi * noise) + log_det_of(factor)
+    return -0.5 * (constant + seen.rest / noise + distance), distance
+
+
+def _rankings(num_nodes: int, rank: int, num_candidates: int) -> list[tuple[int, int]]:
+    """How nodes are ranked, step by step: by how many leading directions, and how many nodes are kept then."""
+    found, kept = [], _KEPT_TIMES * num_candidates
+    if num_nodes >= 2 * kept:
+        found.append((0, kept))
+    if num_nodes > num_candidates:
+        found.append((min(SCREEN_RANK, rank), num_candidates))
+    return found
+
+
+def _find_candidates(
+    dictionary: Dictionary, draws: Draw, noise: Float[Array, ""], shown: Shown, num_candidates: int
+) -> Candidates[_AtNodes]:
+    """The best nodes of one tree at the posterior mean of the parameters."""
+    tree, num_rows = dictionary.tree, shown.rest.shape[0]
+    parameters, node = mean_parameters(draws, tree), None
+    log_share = jnp.zeros(num_rows, shown.rest.dtype)
+    for rank, number in _rankings(tree.num_nodes, dictionary.max_rank, num_candidates):
+        leading = parameters.leading(rank, dictionary.num_features)
+        scores = leading.log_weights if node is None else leading.log_weights[node]
+        leading = leading if node is None else leading.at(node)
+        scores = scores + _rough_log_density(_AtNodes.of(shown, dictionary, node, rank), leading, noise)
+        kept, best = lax.top_k(scores, number)
+        log_share += log_share_of(kept, scores)
+        node = best if node is None else jnp.take_along_axis(node, best, axis=1)
+    if node is None:
+        node = jnp.broadcast_to(jnp.arange(tree.num_nodes), (num_rows, tree.num_nodes))
+    seen = _AtNodes.of(shown, dictionary, node, dictionary.max_rank)
+    log_density, distance = _log_density_and_distance(seen, parameters.at(node), noise)
+    # with the noise exp(rise) times as large, no distance is shorter than exp(-rise) of what it was
+    rise = (draws.log_sigma2.max(axis=0) - draws.log_sigma2.mean(axis=0))[jnp.asarray(tree.scale)][node]
+    relevant = is_not_negligible(parameters.log_weights[node] + log_density, -0.5 * jnp.expm1(-rise) * distance)
+    return Candidates.of(node, seen, log_share, relevant)
 
 
 @partial(quickly_compiled, static_argnames="num_candidates")
@@ -117,31 +177,34 @@ def log_density_reduced(
 ) -> Float[Array, "b F T"]:
     """Log density of the observed features under every draw of every tree, in model coordinates.
 
-    Summed over the `num_candidates` nodes that score best at the row's coordinates as the root node predicts them.
+    Under every draw at `num_candidates` nodes of every row; all others count as they are at the posterior mean.
     """
 
     def one_tree(inputs: tuple[Dictionary, Draw]) -> Array:
         dictionary, draws = inputs
-        num_nodes = dictionary.tree.num_nodes
-        mean = jax.tree.map(lambda leaf: leaf.mean(axis=0, keepdims=True), draws)
-        if num_candidates < num_nodes:
-            root = jax.tree.map(lambda leaf: leaf[0], mean)
-            filled = _coordinates_at_root(dictionary, root, noise, shown)
-            node = lax.top_k(log_scores(dictionary, mean, filled)[..., 0], num_candidates)[1]
-        else:
-            node = jnp.broadcast_to(jnp.arange(num_nodes), (shown.rest.shape[0], num_nodes))
+        candidates = _find_candidates(dictionary, draws, noise, shown, num_candidates)
 
-        def of_draw(draw: Draw) -> Array:
-            log_density = _log_density(shown, _component(dictionary, draw, node), noise)
-            return jax.nn.logsumexp(draw.log_weights[node] + log_density, axis=1)
+        def of_pairs(pairs: Array) -> Array:
+            node, seen = candidates.at(pairs)
 
-        return lax.map(of_draw, draws)
+            def of_draw(draw: Draw) -> Array:
+                at = parameters_of(draw, dictionary.tree).at(node)
+                return at.log_weights + _log_density_and_distance(seen, at, noise)[0]
+
+            return lax.map(of_draw, draws, batch_size=DRAWS_AT_ONCE).T
+
+        shape = (candidates.node.size, draws.log_joint.shape[0])
+        scores = map_relevant(of_pairs, candidates, jnp.full(shape, -jnp.inf, shown.rest.dtype))
+        by_node = scores.T.reshape(-1, *candidates.node.shape)
+        return jax.nn.logsumexp(by_node, axis=2) - candidates.log_share
 
     return jnp.moveaxis(lax.map(one_tree, (dictionary, draws)), 2, 0)
 
 
 def bytes_per_row(dictionary: Dictionary, num_candidates: int) -> int:
     """Upper estimate of the memory a row takes in a block."""
-    features, rank = dictionary.num_features, dictionary.max_rank
-    numbers = num_candidates * features * (3 * rank + 3 * features) + 4 * features * features
-    return dictionary.centres.dtype.itemsize * (numbers + dictionary.tree.num_nodes * (rank + 2))
+    features, rank, num_nodes = dictionary.num_features, dictionary.max_rank, dictionary.tree.num_nodes
+    kept = min(num_nodes, 2 * _KEPT_TIMES * num_candidates)
+    ranked = features * (5 * num_nodes + 4 * kept * min(SCREEN_RANK, rank))
+    numbers = num_candidates * features * (4 * rank + 3 * features) + 4 * features * features
+    return dictionary.centres.dtype.itemsize * (ranked + numbers)

@@ -33,14 +33,8 @@ from geode_jax.math.lowrank import HIGHEST, Observed, latent_root
 from geode_jax.math.rows_in_space import RowsInSpace, SeenRows
 from geode_jax.math.whitening import NoiseGivenSeen
 from geode_jax.model.draw import Draw
-from geode_jax.predict.mixture import (
-    Candidates,
-    Mixture,
-    held_share,
-    map_relevant,
-    merged_mixture,
-    of_each_tree,
-)
+from geode_jax.predict.candidates import Candidates, held_share, map_relevant
+from geode_jax.predict.mixture import Mixture, merged_mixture, of_each_tree
 from geode_jax.predict.nodes import Nodes, TreeNodes
 
 SAMPLES_AT_ONCE = 32  # values drawn for a row, or for several rows, that are worked on at once
@@ -85,7 +79,7 @@ class _Wanted(eqx.Module):
 
 def _components(
     own: TreeNodes,
-    candidates: Candidates,
+    candidates: Candidates[Observed],
     mixture: Mixture,
     seen: SeenRows,
     wanted: _Wanted,
@@ -267,7 +261,7 @@ def conditional_summary(
     num_trees, num_features = draws.log_joint.shape[0], seen.mask.shape[1]
     wanted = _Wanted.of(seen, features, num_wanted)
 
-    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> tuple[Array, ...]:
+    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates[Observed]) -> tuple[Array, ...]:
         candidates, mixture, _ = merged_mixture(own.tree, draws, candidates)
         mean, variance = _components(own, candidates, mixture, seen, wanted, levels is not None)
         return candidates.log_share, mixture.weight.T[..., None], mean, variance
@@ -312,7 +306,7 @@ def conditional_draws(
     wanted = _Wanted.of(seen, features, num_wanted)
 
     def one_tree(
-        own: TreeNodes, draws: Draw, candidates: Candidates
+        own: TreeNodes, draws: Draw, candidates: Candidates[Observed]
     ) -> tuple[Array, Array, Observed, Array, Array, Array]:
         relevant, mixture, scores = merged_mixture(own.tree, draws, candidates)
         components = _components(own, relevant, mixture, seen, wanted, True)

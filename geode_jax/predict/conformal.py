@@ -35,10 +35,11 @@ def widening(
     patterns = is_missing[is_missing.any(axis=1)]
     if patterns.shape[0] == 0:
         return 0.0
-    # evenly spread patterns, or all of them in turn
-    number = np.arange(rows.shape[0])
-    index = number % len(patterns) if len(patterns) < number.size else number * len(patterns) // number.size
-    is_hidden = patterns[index] & ~np.isnan(rows)
+    # like patterns side by side, so that evenly spread ones have each kind's share whatever the order of X; in a random
+    # order, as the held-out rows may come in turns themselves
+    patterns = patterns[np.lexsort(np.packbits(patterns, axis=1).T[::-1])]
+    place = np.random.default_rng(0).permutation(rows.shape[0])
+    is_hidden = patterns[place * len(patterns) // place.size] & ~np.isnan(rows)
     is_usable = is_hidden.any(axis=1) & (~np.isnan(rows) & ~is_hidden).any(axis=1)
     rows, is_hidden = rows[is_usable], is_hidden[is_usable]
     if rows.shape[0] < needed:

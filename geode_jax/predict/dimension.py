@@ -8,12 +8,14 @@ import numpy as np
 
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, ArrayLike, Float
+from geode_jax.math.lowrank import Observed
 from geode_jax.math.rows_in_space import SeenRows
 from geode_jax.model.draw import Draw
 from geode_jax.posterior.posterior import Posterior
+from geode_jax.predict.candidates import Candidates, held_share
 from geode_jax.predict.constants import varying
 from geode_jax.predict.density import density_row_bytes, node_probabilities
-from geode_jax.predict.mixture import Candidates, candidate_scores, held_share, of_each_tree
+from geode_jax.predict.mixture import candidate_scores, of_each_tree
 from geode_jax.predict.nodes import Nodes, TreeNodes
 from geode_jax.predict.row_blocks import map_row_blocks
 from geode_jax.predict.rows import (
@@ -81,7 +83,7 @@ def _node_probabilities_partial(
     averaged over the draws of each tree; 0 at non-candidates.
     """
 
-    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> tuple[Array, Array]:
+    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates[Observed]) -> tuple[Array, Array]:
         probability = jax.nn.softmax(candidate_scores(own.tree, draws, candidates), axis=2).mean(axis=0)
         empty = jnp.zeros((seen.num_rows, own.tree.num_nodes), probability.dtype)
         return candidates.log_share, empty.at[jnp.arange(seen.num_rows)[:, None], candidates.node].set(probability)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geode_jax._runtime.compilation import quickly_compiled
-from geode_jax._typing import Array, Bool, Count, Float, Int
+from geode_jax._typing import Array, Float, Int
 from geode_jax.math.lowrank import (
     HIGHEST,
     Latent,
@@ -33,44 +33,21 @@ from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
 from geode_jax.model.statistics import map_nodes, observed_statistics_at, observed_statistics_of, products_at
 from geode_jax.model.tree import Tree
+from geode_jax.predict.candidates import (
+    DRAWS_AT_ONCE,
+    Candidates,
+    Parameters,
+    is_not_negligible,
+    log_share_of,
+    map_relevant,
+    mean_parameters,
+    parameters_of,
+    take_nodes,
+)
 from geode_jax.predict.nodes import Nodes, NodesInSpan, Products, SeenInSpan, TreeNodes, rankings
 
-# A candidate this many nats behind the best one, at the posterior mean of the parameters but the largest noise of any
-# draw, is not evaluated under the draws. This is more than makes its weight negligible there: under single draws a node
-# of few rows may score much better than at the mean. (On digits, faces and three other sets, candidates of a weight
-# above 1e-5 were at most 16 nats behind.)
-NEGLIGIBLE = 32.0
 # Components of a smaller share of a row's weight, in rounding errors, are left out of means, variances and quantiles.
 LEAST_SHARE = 100.0
-# Draws of one pair of row and candidate that are worked on at once: small matrices are fast only in large batches.
-DRAWS_AT_ONCE = 16
-# Pairs of row and candidate that are worked on at once are a quarter of the rows, or this many.
-LEAST_PAIRS = 8
-
-
-class Candidates(eqx.Module):
-    """The nodes a partial row may belong to, and the row's statistics there; axes (b, M, ...).
-
-    For most rows only one or two of them have weight. `order` holds all pairs of row and candidate, those that are not
-    negligible first; `num_relevant` is their number. `log_share`: log of the share of the row's weight that they have.
-    """
-
-    node: Int[Array, "b M"]
-    observed: Observed
-    log_share: Float[Array, "b"]
-    order: Int[Array, "b*M"]
-    num_relevant: Int[Array, ""]
-
-    @classmethod
-    def of(
-        cls,
-        node: Int[Array, "b M"],
-        observed: Observed,
-        log_share: Float[Array, "b"],
-        is_relevant: Bool[Array, "pairs"],
-    ) -> "Candidates":
-        """Candidates of which these pairs are relevant."""
-        return cls(node, observed, log_share, jnp.argsort(~is_relevant), jnp.sum(is_relevant))
 
 
 class Mixture(eqx.Module):
@@ -88,44 +65,15 @@ class Mixture(eqx.Module):
     noise: Float[Array, "b M"]
 
 
-class _Parameters(eqx.Module):
-    """-log u, log sigma2 and log pi of one draw, at all nodes or at some."""
-
-    neg_log_u: Float[Array, "*nodes d"]
-    log_sigma2: Float[Array, "*nodes"]
-    log_weights: Float[Array, "*nodes"]
-
-    def at(self, node: Int[Array, "*pairs"]) -> "_Parameters":
-        """The parameters of the given nodes."""
-        return jax.tree.map(lambda leaf: leaf[node], self)
-
-    def leading(self, rank: int, num_features: Count) -> "_Parameters":
-        """The model with the first directions only; variance along the others is spread over all features as noise."""
-        snr = jnp.expm1(self.neg_log_u)
-        raised = jnp.log1p(snr[..., rank:].sum(axis=-1) / num_features)
-        neg_log_u = jnp.log1p(snr[..., :rank] * jnp.exp(-raised)[..., None])
-        return _Parameters(neg_log_u, self.log_sigma2 + raised, self.log_weights)
-
-
-def _parameters(draw: Draw, tree: Tree) -> _Parameters:
-    return _Parameters(draw.neg_log_u, draw.log_sigma2[jnp.asarray(tree.scale)], draw.log_weights)
-
-
-def _mean_parameters(draws: Draw, tree: Tree) -> _Parameters:
-    log_sigma2 = draws.log_sigma2.mean(axis=0)[jnp.asarray(tree.scale)]
-    log_weights = jax.nn.logmeanexp(draws.log_weights, axis=0)
-    return _Parameters(draws.neg_log_u.mean(axis=0), log_sigma2, log_weights)
-
-
-def _log_marginal(observed: Observed, latent: Latent, parameters: _Parameters) -> Array:
+def _log_marginal(observed: Observed, latent: Latent, parameters: Parameters) -> Array:
     return log_marginal(observed, latent, parameters.neg_log_u, parameters.log_sigma2)
 
 
-def _scores(observed: Observed, parameters: _Parameters) -> Array:
+def _scores(observed: Observed, parameters: Parameters) -> Array:
     return _scores_and_distances(observed, parameters)[0]
 
 
-def _scores_and_distances(observed: Observed, parameters: _Parameters) -> tuple[Array, Array]:
+def _scores_and_distances(observed: Observed, parameters: Parameters) -> tuple[Array, Array]:
     """Log weight plus log density, and the squared Mahalanobis distance, whose mean is the number of features seen."""
     latent = latent_given(observed, parameters.neg_log_u)
     marginal = _log_marginal(observed, latent, parameters)
@@ -138,7 +86,7 @@ TreeResults = TypeVar("TreeResults")
 
 
 def of_each_tree(
-    function: Callable[[TreeNodes, Draw, Candidates], TreeResults],
+    function: Callable[[TreeNodes, Draw, Candidates[Observed]], TreeResults],
     nodes: Nodes,
     draws: Draw,
     seen: SeenRows,
@@ -203,7 +151,7 @@ _Products: TypeAlias = _OwnProducts | _ProductsInSpan
 
 def _find_candidates(
     own: TreeNodes, draws: Draw, seen: SeenRows, products: _Products, num_candidates: int
-) -> Candidates:
+) -> Candidates[Observed]:
     """The best nodes of one tree at the posterior mean of the parameters.
 
     Rows with different masks need a (d, d) matrix of products over the features at every node, so nodes are first
@@ -214,9 +162,9 @@ def _find_candidates(
     if own.tree.num_nodes == 1:  # there is nothing to choose
         only = jnp.zeros((seen.num_rows, 1), jnp.int32)
         observed = observed_statistics_of(own.centres, own.bases, seen, own.places(only[0]))
-        observed = jax.tree.map(partial(_take_nodes, node=only), observed)
+        observed = jax.tree.map(partial(take_nodes, node=only), observed)
         return Candidates.of(only, observed, log_share, jnp.ones(seen.num_rows, bool))
-    parameters, node = _mean_parameters(draws, own.tree), None
+    parameters, node = mean_parameters(draws, own.tree), None
     num_seen = seen.mask.sum(axis=1)
     steps = _rankings(own, seen, num_candidates)
     for rank, number in steps:
@@ -229,7 +177,7 @@ def _find_candidates(
         gram, cross, squared_norm = found
         rough = rough_log_marginal(gram, cross, squared_norm, num_seen[:, None], leading.neg_log_u, leading.log_sigma2)
         kept, best = lax.top_k(leading.log_weights + rough, number)
-        log_share += _log_share(kept, leading.log_weights + rough)
+        log_share += log_share_of(kept, leading.log_weights + rough)
         node = jnp.take_along_axis(node, best, axis=1)
     if node is None:
         node = jnp.arange(own.tree.num_nodes)[None]
@@ -240,69 +188,23 @@ def _find_candidates(
     if not steps or node.shape[1] > num_candidates:
         every = scores
         scores, best = lax.top_k(scores, num_candidates)
-        log_share += _log_share(scores, every)
+        log_share += log_share_of(scores, every)
         node = jnp.take_along_axis(jnp.broadcast_to(node, (seen.num_rows, node.shape[1])), best, axis=1)
-        observed, distance = jax.tree.map(partial(_take_nodes, node=best), (observed, distance))
+        observed, distance = jax.tree.map(partial(take_nodes, node=best), (observed, distance))
     # with the noise exp(rise) times as large, the log density gains this much where the row is far
     rise = (draws.log_sigma2.max(axis=0) - draws.log_sigma2.mean(axis=0))[jnp.asarray(own.tree.scale)][node]
     gain = 0.5 * (-jnp.expm1(-rise) * distance - rise * observed.num_observed)
-    least = scores.max(axis=1, keepdims=True) - NEGLIGIBLE
-    is_relevant = (scores + jnp.maximum(gain, 0.0) >= least).reshape(-1)
-    return Candidates.of(node, observed, log_share, is_relevant)
+    return Candidates.of(node, observed, log_share, is_not_negligible(scores, gain))
 
 
-def held_share(log_share: Float[Array, "F b"]) -> Float[Array, "b"]:
-    """The share of a row's weight that its candidates hold, averaged over the trees."""
-    return jnp.exp(log_share).mean(axis=0)
-
-
-def _log_share(kept: Float[Array, "b M"], scores: Float[Array, "b N"]) -> Float[Array, "b"]:
-    """Log of the share of the weight that some of the nodes have, of log weights; 0 where none has any."""
-    share = jax.nn.logsumexp(kept, axis=1) - jax.nn.logsumexp(scores, axis=1)
-    return jnp.where(jnp.isfinite(share), jnp.minimum(share, 0.0), 0.0)
-
-
-def _take_nodes(leaf: Array, node: Int[Array, "b M"]) -> Array:
-    """What belongs to each row's nodes, (b, M, ...), of an array of rows and nodes, or of nodes for all rows alike."""
-    row = jnp.arange(node.shape[0])[:, None] if leaf.shape[0] > 1 else jnp.zeros((1, 1), jnp.int32)
-    return leaf[row, node]
-
-
-PairResults = TypeVar("PairResults")
-
-
-def map_relevant(
-    function: Callable[[Int[Array, "p"]], PairResults], candidates: Candidates, empty: PairResults
-) -> PairResults:
-    """``function(pairs)`` at the relevant pairs of row and candidate, some at a time; the others keep `empty`'s values.
-
-    The first axis of all leaves is that of the pairs, (b*M, ...).
-    """
-    rows, width = candidates.node.shape
-    size = max(rows // 4, min(rows, LEAST_PAIRS))
-
-    def work(number: Array, results: PairResults) -> PairResults:
-        place = number * size + jnp.arange(size)
-        pairs = candidates.order[place]
-        place = jnp.where(place < candidates.num_relevant, pairs, rows * width)  # beyond the end: not kept
-        return jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), results, function(pairs))
-
-    return lax.fori_loop(0, -(-candidates.num_relevant // size), work, empty)
-
-
-def _at_pairs(candidates: Candidates, pairs: Int[Array, "p"]) -> tuple[Array, Observed]:
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[pairs], (candidates.node, candidates.observed))
-    return flat[0], flat[1]
-
-
-def candidate_scores(tree: Tree, draws: Draw, candidates: Candidates) -> Float[Array, "T b M"]:
+def candidate_scores(tree: Tree, draws: Draw, candidates: Candidates[Observed]) -> Float[Array, "T b M"]:
     """``log pi + log N(y_O)`` of every draw at the candidates; -inf at those whose weight is negligible."""
 
     def of_pairs(pairs: Array) -> Array:
-        node, observed = _at_pairs(candidates, pairs)
+        node, observed = candidates.at(pairs)
 
         def of_draw(draw: Draw) -> Array:
-            return _scores(observed, _parameters(draw, tree).at(node))
+            return _scores(observed, parameters_of(draw, tree).at(node))
 
         return lax.map(of_draw, draws, batch_size=DRAWS_AT_ONCE).T
 
@@ -321,8 +223,8 @@ def _capped_log_noise(tree: Tree, draws: Draw) -> Float[Array, "T S"]:
 
 
 def merged_mixture(
-    tree: Tree, draws: Draw, candidates: Candidates
-) -> tuple[Candidates, Mixture, Float[Array, "T b M"]]:
+    tree: Tree, draws: Draw, candidates: Candidates[Observed]
+) -> tuple[Candidates[Observed], Mixture, Float[Array, "T b M"]]:
     """Merge the draws within each candidate node, with the noise variance capped at scales without rows.
 
     Also returned: the candidates, of which only those with weight are relevant from here on, and what
@@ -335,12 +237,12 @@ def merged_mixture(
     batches = jnp.arange(-(-num_draws // at_once) * at_once).reshape(-1, at_once)  # the last one filled up
 
     def of_pairs(pairs: Array) -> tuple[Array, ...]:
-        node, observed = _at_pairs(candidates, pairs)
+        node, observed = candidates.at(pairs)
         every_draw = jax.tree.map(lambda leaf: leaf[:, None], observed)
 
         def add(total: tuple[Array, ...], index: Array) -> tuple[tuple[Array, ...], Array]:
             at = jnp.minimum(index, num_draws - 1)
-            some = jax.vmap(lambda draw: _parameters(draw, tree).at(node), out_axes=1)(
+            some = jax.vmap(lambda draw: parameters_of(draw, tree).at(node), out_axes=1)(
                 jax.tree.map(lambda leaf: leaf[at], draws)
             )
             latent, root = latent_root(every_draw, some.neg_log_u)
@@ -401,7 +303,7 @@ def log_density_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_candid
 def log_densities_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_candidates: int) -> Float[Array, "b F T"]:
     """Log marginal density under every draw of every tree of the observed features, each divided by its scale."""
 
-    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates) -> Array:
+    def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates[Observed]) -> Array:
         return jax.nn.logsumexp(candidate_scores(own.tree, draws, candidates), axis=2) - candidates.log_share
 
     by_draw = jnp.moveaxis(of_each_tree(one_tree, nodes, draws, seen, num_candidates), 2, 0)

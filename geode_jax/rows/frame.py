@@ -87,7 +87,7 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
         spread = np.maximum(highest - shift, shift - lowest)
         largest = float(spread.max())
     if not np.isfinite(largest):
-        raise ValueError("X: expected a finite spread, but deviations from the column means overflow")
+        raise ValueError("X: expected smaller values: their sums, or their deviations from the column means, overflow")
     if (lowest == highest).all():
         raise ValueError("X: expected at least two different rows, but all rows are equal")
     features = np.flatnonzero(lowest != highest) if (lowest == highest).any() else None
@@ -100,7 +100,7 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
             raise ValueError(f"X: expected observed values of features that vary, but row {number} has none")
         squares += np.nansum(np.square((block - shift[varying]) / largest))
     mean_square = processes.total(np.array(squares, np.float64)) / count[varying].sum()
-    scale = largest * np.sqrt(mean_square)
+    scale = max(largest * np.sqrt(mean_square), np.finfo(np.float64).tiny)
     is_small = (spread > 0.0) & (spread < LEAST_SPREAD * scale)
     return Frame(shift, np.where(is_small, spread, scale), features=features)
 
