@@ -46,7 +46,8 @@ def class_log_densities(
 
     - `num_draws`: posterior draws per tree, rounded up to a multiple of the number of chains. None: 20, or 4 for all
       rows if any has NaN.
-    - `num_candidates`: nodes per tree that are considered for a row with NaN. None: 6.
+    - `num_candidates`: nodes per tree that are considered for a row with NaN under all draws; the weight of the others
+      counts as it is at the posterior mean of the parameters. None: 6.
     """
     check_instance(posterior, "posterior", ClassPosterior)
     data = check_data(X, "X", allow_nan=True, num_features=posterior.num_features)
