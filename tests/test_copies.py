@@ -26,7 +26,7 @@ def test_copies_are_found(dtype):
     group = groups_of_copies(x)
     np.testing.assert_array_equal(group[40:50], group[:10])
     np.testing.assert_array_equal(group[50:], group[:5])
-    assert sorted(set(group.tolist())) == list(range(40))
+    np.testing.assert_array_equal(group[:40], np.arange(40))  # whatever the values are
     filled = np.where(np.isnan(x), np.arange(len(x), dtype=dtype)[:, None], x)  # fills may differ
     np.testing.assert_array_equal(groups_of_copies(filled, ~np.isnan(x)) == group[4], group == group[4])
 

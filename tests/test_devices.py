@@ -38,6 +38,8 @@ def _with_missing(data, kind):
         x[np.isnan(x).all(axis=1), 0] = 1.0
     elif kind == "one pattern":
         x[::3, 1:3] = np.nan
+    elif kind == "no complete row":
+        x[np.arange(len(x)), np.random.default_rng(3).integers(x.shape[1], size=len(x))] = np.nan
     return x
 
 
@@ -59,6 +61,7 @@ def assert_close(found, expected):
         pytest.param({"rows": 3}, "own patterns", marks=pytest.mark.slow),
         pytest.param({"rows": 2, "trees": 2}, "own patterns", marks=pytest.mark.slow),
         pytest.param({"chains": 2, "rows": 2}, "one pattern", marks=pytest.mark.slow),
+        pytest.param({"rows": 2}, "no complete row", marks=pytest.mark.slow),
     ],
 )
 def test_draws_are_those_of_one_device(data, sizes, kind):

@@ -35,10 +35,13 @@ def groups_of_copies(x: Rows, is_observed: np.ndarray | None = None, processes: 
             return None
     # rows of large groups get numbers of their own
     group = np.where(is_large, count.size + np.arange(group.size), group)
-    _, group, count = np.unique(group, return_inverse=True, return_counts=True)
+    _, first, group, count = np.unique(group, return_index=True, return_inverse=True, return_counts=True)
     pairs, total = float((count * (count - 1.0)).sum()), float(count.sum())
     chance = _share_of_equal_pairs(x, is_observed, processes) * total * (total - 1.0)
-    return None if chance > MOST_BY_CHANCE * pairs else group
+    if chance > MOST_BY_CHANCE * pairs:
+        return None
+    # in the order of the rows: that of hashes would change with the last bits of the values, and folds with it
+    return np.argsort(np.argsort(first))[group]
 
 
 def _hashes(
