@@ -11,11 +11,12 @@ import numpy as np
 import oracle
 import pytest
 import small
-from scipy import special
+from scipy import special, stats
 
 import geode_jax
 from geode_jax import DictionarySettings, SamplerSettings, SharedSpan
-from geode_jax.fitting import classes, memory
+from geode_jax._runtime.jax_settings import jax_settings
+from geode_jax.fitting import calibration, classes, memory
 from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.draw import Draw
 from geode_jax.predict import class_span
@@ -130,23 +131,27 @@ def test_a_single_node(train, test):
             np.testing.assert_allclose(found_here, expected, rtol=2e-3, atol=2e-2)
 
 
+def _some_draws(rng, dtype):
+    """Two draws of a tree of 15 nodes, 3 directions each."""
+    parameters = {
+        "neg_log_u": rng.uniform(0.0, 2.0, (2, 15, 3)).astype(dtype),
+        "tau": np.ones((2, 15, 3), dtype),
+        "log_sigma2": rng.uniform(-2.0, -1.0, (2, 4)).astype(dtype),
+        "log_weights": np.log(rng.dirichlet(np.ones(15), 2)).astype(dtype),
+        "log_stop_concentration": np.zeros(2, dtype),
+        "count": np.ones((2, 15), np.int32),
+        "is_active": np.ones((2, 15, 3), bool),
+        "dimension": np.full((2, 15), 3, np.int32),
+        "log_joint": np.zeros(2, dtype),
+    }
+    return Draw(**{name: jnp.asarray(values) for name, values in parameters.items()})
+
+
 def test_few_candidates_do_for_all_nodes(monkeypatch, fresh_programs):
     """Two of 15 nodes, kept in two steps; where little is seen, the others hold most of the weight."""
     rng = np.random.default_rng(0)
     dictionary = small.make_dictionary(jnp.float32, depth=3)
-    parameters = {
-        "neg_log_u": rng.uniform(0.0, 2.0, (2, 15, 3)),
-        "tau": np.ones((2, 15, 3)),
-        "log_sigma2": rng.uniform(-2.0, -1.0, (2, 4)),
-        "log_weights": np.log(rng.dirichlet(np.ones(15), 2)),
-        "log_stop_concentration": np.zeros(2),
-        "count": np.ones((2, 15), np.int32),
-        "is_active": np.ones((2, 15, 3), bool),
-        "dimension": np.full((2, 15), 3, np.int32),
-        "log_joint": np.zeros(2),
-    }
-    draws = Draw(**{name: jnp.asarray(values) for name, values in parameters.items()})
-    forest, draws = jax.tree.map(lambda leaf: leaf[None], (dictionary, draws))
+    forest, draws = jax.tree.map(lambda leaf: leaf[None], (dictionary, _some_draws(rng, np.float32)))
     coordinates = rng.normal(size=(40, 5)) + np.asarray(dictionary.centres)[rng.integers(0, 15, 40)]
     basis = np.linalg.qr(rng.normal(size=(12, 5)))[0]
     x = coordinates @ basis.T + 0.3 * rng.normal(size=(40, 12))
@@ -167,6 +172,38 @@ def test_few_candidates_do_for_all_nodes(monkeypatch, fresh_programs):
     monkeypatch.setattr(class_span, "log_share_of", lambda kept, scores: jnp.zeros(kept.shape[0], kept.dtype))
     jax.clear_caches()
     assert gap(0.1) > 0.6
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_feature_that_says_much_though_it_hardly_loads_on_the_span(dtype):
+    """Its share of the span is 1e-6, but nodes are 10^4 noise deviations apart."""
+    with jax_settings(dtype):
+        rng = np.random.default_rng(0)
+        dictionary = small.make_dictionary(dtype, depth=3)
+        centres = 3000.0 * np.asarray(dictionary.centres)
+        dictionary = eqx.tree_at(lambda it: it.centres, dictionary, jnp.asarray(centres))
+        draws = _some_draws(rng, dtype)
+        features = rng.normal(size=(12, 5))
+        features[0] *= 1e-3
+        basis = np.linalg.qr(features)[0]
+        x, seen, noise = np.zeros((6, 12)), np.zeros((6, 12)), 0.09
+        x[:, 0], seen[:, 0] = np.linspace(-9.0, 9.0, 6), 1.0
+        shown = class_span.show(
+            jnp.zeros(12, dtype),
+            jnp.asarray(basis, dtype),
+            ObservedRows(*(jnp.asarray(it, dtype) for it in (x, seen)), None),
+        )
+        forest, draws = jax.tree.map(lambda leaf: leaf[None], (dictionary, draws))
+        found = class_span.log_density_reduced(forest, draws, jnp.asarray(noise, dtype), shown, num_candidates=15)
+    load = basis[0]
+    assert np.sum(load**2) < 1e-5
+    sigma2 = np.exp(np.asarray(draws.log_sigma2[0], np.float64))[:, dictionary.tree.scale]
+    along = np.einsum("r,krd->kd", load, np.asarray(dictionary.bases, np.float64))
+    signal = sigma2 * np.einsum("kd,tkd->tk", along**2, np.expm1(np.asarray(draws.neg_log_u[0], np.float64)))
+    variance = noise * (1.0 - load @ load) + sigma2 * (load @ load) + signal
+    log_density = stats.norm.logpdf(x[:, 0, None, None], centres @ load, np.sqrt(variance))
+    expected = special.logsumexp(np.asarray(draws.log_weights[0], np.float64) + log_density, axis=2)
+    np.testing.assert_allclose(found[:, 0], expected, rtol=1e-3 if dtype == np.float32 else 1e-9)
 
 
 @pytest.mark.parametrize("reduced", ["float32"], indirect=True)
@@ -220,6 +257,21 @@ def test_calibration_tempers_densities_that_are_too_sure(train):
     # around the odds of the classes as such
     spread = [np.diff(geode_jax.class_log_probabilities(found, new)).std() for found in (plain, tempered)]
     assert spread[1] < 0.2 * spread[0]
+
+
+def test_few_observed_features_are_not_trusted_less_each(reduced, test, monkeypatch):
+    """One row that is wrong the more, the more of it is seen, while all others are sure of their class."""
+    own = test[1]
+
+    def densities(posterior, hidden):
+        share = (~np.isnan(hidden)).mean(axis=1, keepdims=True)
+        found = np.where(np.arange(3) == own[:, None], 0.0, -1000.0 * share)
+        found[0] = -10.0 * share[0] * (own[0] == np.arange(3))
+        return found[:, :, None]
+
+    monkeypatch.setattr(calibration, "class_log_densities", densities)
+    exponent = calibration._best_exponent(reduced, 1.0, test[0], own, np.zeros(60))
+    assert exponent == pytest.approx(0.0, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -72,7 +72,11 @@ def _at_most(index: np.ndarray, number: int) -> np.ndarray:
 def _best_exponent(
     posterior: ClassPosterior, power: float, rows: np.ndarray, own: np.ndarray, optimism: np.ndarray
 ) -> float:
-    """The exponent that fits best after features of each row are hidden at random, at least one being kept."""
+    """The exponent that fits best after features of each row are hidden at random, at least one being kept.
+
+    At most 0: few features are not trusted less each than many are. Above it, where classes are far apart, one or two
+    rows would decide, and also for rows of which much less is seen.
+    """
     rng = np.random.default_rng(0)
     hidden = rows.copy()
     counted = rows[:, posterior.varying_features]
@@ -83,7 +87,7 @@ def _best_exponent(
     log_density = mean_over_draws(class_log_densities(posterior, hidden))
     # the optimism of a row's density under the class that was learned from it adds up over features
     log_density[np.arange(own.size), own] -= optimism * share[:, 0]
-    return _best(posterior, log_density, own, lambda value: np.minimum(1.0, power * share**value), (-2.0, 1.0))
+    return _best(posterior, log_density, own, lambda value: np.minimum(1.0, power * share**value), (-2.0, 0.0))
 
 
 def _best(

@@ -44,8 +44,6 @@ from geode_jax.predict.nodes import SCREEN_RANK
 
 # So many times the number of candidates are kept of a tree's nodes by their centres alone.
 _KEPT_TIMES = 8
-# A coordinate of smaller gain counts as not observed.
-_NOT_SHOWN = 1e-5
 
 
 class Shown(eqx.Module):
@@ -68,7 +66,9 @@ def show(origin: Float[Array, "D"], basis: Float[Array, "D r"], seen: ObservedRo
     x, is_observed = seen.x, seen.mask
     gain, axes = jnp.linalg.eigh(masked_gram(is_observed, basis))
     gain, axes = (jnp.broadcast_to(part, (x.shape[0], *part.shape[1:])) for part in (gain, axes))
-    gain = jnp.clip(jnp.where(gain > _NOT_SHOWN, gain, 0.0), 0.0, 1.0)
+    # smaller ones, of coordinates that are not shown, may be rounding errors
+    least = (4.0 + gain.shape[1]) * jnp.finfo(gain.dtype).eps * gain.max(axis=1, keepdims=True)
+    gain = jnp.clip(jnp.where(gain > least, gain, 0.0), 0.0, 1.0)
     centred = is_observed * (x - origin)
     turned = jnp.einsum("bD,Dr,brs->bs", centred, basis, axes, precision=HIGHEST)
     value = jnp.where(gain > 0.0, turned / jnp.sqrt(jnp.where(gain > 0.0, gain, 1.0)), 0.0)
