@@ -119,6 +119,15 @@ def test_responses_whose_unit_is_no_number(linear, of_x, of_y):
         geode_jax.GeodeRegressor(**OPTIONS).fit(of_x * X, of_y(y))
 
 
+@pytest.mark.parametrize(
+    "wrong", [lambda y: 1j * y, lambda y: np.stack([y, y])[None], lambda y: np.where(y > 0, np.inf, y)]
+)
+def test_errors_of_responses_name_them(linear, wrong):
+    X, y = linear[0], linear[1][:, 0]
+    with pytest.raises(ValueError, match=r"^y: |^Input y "):
+        geode_jax.GeodeRegressor(**OPTIONS).fit(X, wrong(y))
+
+
 @pytest.fixture(scope="module")
 def labelled():
     rng = np.random.default_rng(0)

@@ -1,5 +1,6 @@
 """Regression: the joint density of features and responses, conditioned on the features."""
 
+import re
 from typing import ClassVar, Self
 
 import numpy as np
@@ -93,9 +94,14 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
             raise ValueError("y: GeodeRegressor requires y to be passed, but the target y is None")
         check_columns(y, "y")
         with naming_too_large("y"):
-            responses = check_array(
-                missing_as_nan(y), dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y"
-            )
+            try:
+                responses = check_array(
+                    missing_as_nan(y), dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y"
+                )
+            except (TypeError, ValueError) as error:
+                if re.search(r"\by\b", str(error)):
+                    raise
+                raise type(error)(f"y: {error}") from error
         self._y_ndim = responses.ndim
         if responses.ndim == 1 or responses.shape[1] == 1:
             responses = column_or_1d(responses, warn=True)[:, None]
