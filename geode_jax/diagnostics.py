@@ -187,8 +187,8 @@ def _r_hat(values: np.ndarray) -> float:
 def _effective(values: np.ndarray) -> float:
     """Effective sample size over chains; one draw per chain if every chain is constant, at different values.
 
-    The autocorrelation time is at least 1 / log10(S) of S draws, as in Stan and ArviZ: the estimate has no lower limit,
-    and is often negative where draws alternate or are few.
+    The autocorrelation time counts as at least 1 / log10(S) of S draws, as in Stan and ArviZ: NumPyro's estimate of it
+    may be near 0, or negative, where draws alternate or are few.
     """
     if np.ptp(values) == 0.0:
         return float(values.size)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from unittest import mock
@@ -158,6 +159,16 @@ def test_info(folder, capsys):
     text = capsys.readouterr().out
     assert "intrinsic dimension" in text
     assert all(choice in text for choice in found["choices"])
+
+
+def test_output_that_nobody_reads(folder, capsys, monkeypatch):
+    """As `geode info model.npz | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert run(["info", str(folder / "model.npz")]) == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_info_without_an_intrinsic_dimension(folder, capsys, monkeypatch):
@@ -540,7 +551,7 @@ def test_some_columns_and_an_index(folder, capsys, data):
     assert score(path, "--index") == (0, "")
     np.testing.assert_array_equal(open_table(path, 4, choice=Choice(has_index=True)).whole(), kept)
     numbers.reset_index(drop=True).to_parquet(path := folder / "plain.parquet")  # a range is no column
-    assert "pandas says that it stored none" in score(path, "--index")[1]
+    assert "expected an index that pandas stored, found none" in score(path, "--index")[1]
     assert score(path) == (0, "")
     numbers.to_csv(path := folder / "numbered.csv")
     assert "pass --index" in score(path)[1]

@@ -100,7 +100,7 @@ def test_any_probability_has_a_quantile():
 
 @pytest.mark.parametrize("num_patterns", [3, 1000])
 def test_every_pattern_has_its_share(num_patterns):
-    """Rows get patterns in turn, or evenly spread ones: none that is at hand is left to the others."""
+    """Patterns are repeated, or evenly spread ones are taken: none that is at hand is left to the others."""
     asked = []
 
     def intervals(x):

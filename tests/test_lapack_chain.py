@@ -172,6 +172,14 @@ def test_predictions_are_one_chain_of_exact_products(arguments):
     jaxprs["classes"] = jax.make_jaxpr(functools.partial(class_span.log_density_reduced, num_candidates=3))(
         found.dictionary, draws, jnp.ones((), dtype), shown
     )
+    # not a multiple of those that are worked on at once
+    more = jax.tree.map(lambda leaf: jnp.repeat(leaf, 5, axis=1), draws)
+    jaxprs["density of 20 draws"] = jax.make_jaxpr(functools.partial(mixture.log_density_partial, num_candidates=3))(
+        found, more, seen
+    )
+    jaxprs["classes of 20 draws"] = jax.make_jaxpr(functools.partial(class_span.log_density_reduced, num_candidates=3))(
+        found.dictionary, more, jnp.ones((), dtype), shown
+    )
     for name, jaxpr in jaxprs.items():
         count, pairs = unordered_pairs(jaxpr.jaxpr)
         assert count >= 4, name

@@ -29,7 +29,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _FORMAT = "geode_jax checkpoint"
-_FORMAT_VERSION = 6
+_FORMAT_VERSION = 7
 # Bytes of the data that are read at once to tell whether a checkpoint belongs to them.
 DIGEST_BYTES = 2**24
 

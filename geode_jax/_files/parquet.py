@@ -46,7 +46,7 @@ def _numbers(column: Any) -> np.ndarray:
 def index_columns(file: Any) -> list[str] | None:
     """Names of the columns of a file that are the index of the frame that pandas wrote, wherever they stand.
 
-    Empty where pandas says that it stored none, None where the file does not say.
+    Empty where pandas wrote the file and none is stored; None where the file says nothing of pandas.
     """
     schema = file.schema_arrow
     told = (schema.pandas_metadata or {}).get("index_columns")

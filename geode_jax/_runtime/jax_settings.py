@@ -18,9 +18,9 @@ def jax_settings(dtype: Any) -> Iterator[None]:
     """Context in which arrays of `dtype` keep it, and a key means the same numbers under any global setting.
 
     64-bit types are on for float64 and off for float32; random bits do not depend on how arrays are sharded; strict
-    promotion of ranks and types, and guards of transfers, are off; a mesh set by ``jax.set_mesh`` is not seen, except
-    where a program is traced. The settings are local to the thread and restored on exit, so the user's global JAX
-    configuration is never touched.
+    promotion of ranks and types, and guards of transfers, are off; a mesh set by ``jax.set_mesh`` is not seen (unless a
+    program of the user's is traced: JAX refuses to change it there). The settings are local to the thread and restored
+    on exit, so the user's global JAX configuration is never touched.
 
     Raises RuntimeError in a process that was forked from one in which a program of ours had run.
     """
@@ -42,7 +42,7 @@ def _no_mesh() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     try:
         return jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ()))
-    except ValueError:  # while a program of the user's is traced
+    except ValueError:  # JAX refuses while a program of the user's is traced
         return contextlib.nullcontext()
 
 

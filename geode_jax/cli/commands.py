@@ -68,7 +68,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int | None] = options.run
     try:
-        return command(options) or OK
+        code = command(options) or OK
+        sys.stdout.flush()  # here, as what fails when Python ends cannot be caught
+        return code
     except BrokenPipeError:  # whoever read the output, as `head` does, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it ends
         return FAILED
@@ -188,7 +190,7 @@ def _add_table_format(command: Any) -> None:
     command.add_argument(
         "--index",
         action="store_true",
-        help="leave out the index: what pandas stored as one in a .parquet file, in others the first column",
+        help="leave out the index: in a .parquet file of pandas what it stored as one, else the first column",
     )
     command.add_argument("--delimiter", metavar="C", help="between cells (default: a tab in .tsv files, else a comma)")
     command.add_argument("--decimal", default=".", metavar="C", help="decimal sign in text files (default: a point)")

@@ -96,8 +96,8 @@ class Choice(NamedTuple):
             return list(range(width))
         if told_index is not None and not told_index:
             raise TableError(
-                f"{path}: expected an index, but pandas says that it stored none beside the columns; leave out --index,"
-                " or choose columns by --columns"
+                f"{path}: expected an index that pandas stored, found none beside the columns; leave out --index, or"
+                " choose columns by --columns"
             )
         index = [names.index(name) for name in told_index] if names is not None and told_index else [0]
         if width <= len(index):

@@ -74,8 +74,8 @@ def _best_exponent(
 ) -> float:
     """The exponent that fits best after features of each row are hidden at random, at least one being kept.
 
-    At most 0: few features are not trusted less each than many are. Above it, where classes are far apart, one or two
-    rows would decide, and also for rows of which much less is seen.
+    At most 0: few observed features are not trusted less each than many. Where classes are far apart, one or two rows
+    would decide for a larger exponent, also for rows that show much less than they do.
     """
     rng = np.random.default_rng(0)
     hidden = rows.copy()

@@ -109,6 +109,7 @@ def fit_forest(key: KeyArray, X: ArrayLike, request: Request) -> tuple[Forest, P
     if plan.num_partial > 0:
         request.check_missing()
     files = data.files if isinstance(data, RowFiles) else (data,)
+    # an empty file cannot be mapped
     is_mapped = any(is_memory_mapped(file) for file in files) and plan.num_partial == 0
     needed = bytes_needed(plan, request.sampler, request.dtype.itemsize, num_rows=len(data), is_mapped=is_mapped)
     warn_if_too_large(needed)
@@ -158,7 +159,7 @@ def sample_posterior(
     )
     if forest.partial is not None:
         request.check_missing()
-    # of one varying feature all residuals are 0 and all bases alike: no few of the arrays tell one forest from another
+    # all arrays: of one varying feature, for example, residuals and bases are the same for any rows
     arrays = [] if checkpoint is None else [array for _, array in sorted(forest.to_archive()[1].items())]
     with (
         jax_settings(forest.dtype),

@@ -78,7 +78,8 @@ def products_here() -> Products:
 
     Sums are in float64, which a TPU does not have. To be called within the user's settings.
     """
-    device = min(jnp.zeros(()).devices(), key=lambda one: one.id)  # all of the mesh, under `jax.set_mesh`
+    # under `jax.set_mesh` an array lies on all devices of the mesh, also on those of other processes
+    (device,) = jnp.zeros(()).addressable_data(0).devices()
     return DeviceProducts(device) if device.platform == "gpu" else BY_NUMPY
 
 

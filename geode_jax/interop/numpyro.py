@@ -185,8 +185,8 @@ class PosteriorPredictive(Distribution):
     averaged over `num_draws` posterior draws per tree (None: at most 200), and over all trees with equal weights. In
     float32, rows far from the origin (years, large coordinates) keep their digits if they are a float64 NumPy array.
     Features that never varied in the training rows are normal, with their value as the mean and a small deviation. A
-    value whose last axis is not D is an error: it is not broadcast. A row with NaN is outside the support, as in
-    NumPyro's own distributions: -inf, and a warning, unless ``validate_args=False``. (:func:`geode_jax.log_density`
+    value whose last axis is not D is an error: it is not broadcast. A row with NaN is outside the support: as in
+    NumPyro's own distributions -inf, and a warning, or NaN with ``validate_args=False``. (:func:`geode_jax.log_density`
     takes rows with missing values.)
     """
 

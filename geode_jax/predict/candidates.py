@@ -102,6 +102,19 @@ def take_nodes(leaf: Array, node: Int[Array, "b M"]) -> Array:
     return leaf[row, node]
 
 
+def map_draws(function: Callable[[Draw], Array], draws: Draw) -> Array:
+    """``function`` of every draw, some at a time, and the last batch filled up.
+
+    A remainder would be a second chain of calls of LAPACK, beside the first, which may hang (see
+    :mod:`geode_jax.math.lowrank`).
+    """
+    number = draws.log_joint.shape[0]
+    at_once = min(number, DRAWS_AT_ONCE)
+    index = jnp.minimum(jnp.arange(-(-number // at_once) * at_once), number - 1)
+    found = lax.map(lambda one: function(jax.tree.map(lambda leaf: leaf[one], draws)), index, batch_size=at_once)
+    return found[:number]
+
+
 def held_share(log_share: Float[Array, "F b"]) -> Float[Array, "b"]:
     """The share of a row's weight that its candidates hold, averaged over the trees."""
     return jnp.exp(log_share).mean(axis=0)

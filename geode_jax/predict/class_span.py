@@ -11,10 +11,10 @@ computed once per row, for all nodes, classes and draws. In the basis ``U = S_O 
 
 a sum of positive terms even where sigma2 is smaller than s.
 
-Nodes are ranked at the posterior mean of the parameters, first by their centres, then with a few leading directions;
-the variance along the others counts as noise. T is the diagonal matrix E = diag(1 - g + g sigma2 / s) and a part of
-these few directions then, so that a density takes a small factor. What is left are the candidates; the weight of all
-other nodes counts as it is by that ranking.
+Nodes are ranked at the posterior mean of the parameters, first by their centres alone, then with a few leading
+directions; the variance along all other directions counts as noise. T is then the diagonal matrix E = diag(1 - g + g
+sigma2 / s) plus a matrix of that low rank, and a density takes a small factor only. The best nodes are the candidates,
+which are looked at under every draw. The weight of all others is that of the ranking, as a share.
 """
 
 from functools import partial
@@ -36,6 +36,7 @@ from geode_jax.predict.candidates import (
     Parameters,
     is_not_negligible,
     log_share_of,
+    map_draws,
     map_relevant,
     mean_parameters,
     parameters_of,
@@ -108,12 +109,15 @@ class _AtNodes(eqx.Module):
 
 
 def _rough_log_density(seen: _AtNodes, at: Parameters, noise: Float[Array, ""]) -> Float[Array, "b M"]:
-    """By Woodbury's formula for T divided by E: fast for few directions, but not safe from cancellation."""
+    """By Woodbury's formula for T divided by E: fast for few directions, but not safe from cancellation.
+
+    `at` has the directions that `seen` has, and the noise that :meth:`Parameters.leading` raises by the others.
+    """
     variance = 1.0 - seen.gain + seen.gain * (jnp.exp(at.log_sigma2) / noise)[..., None]
     both = jnp.concatenate([seen.basis, seen.off[..., None]], axis=-1) / jnp.sqrt(variance)[..., None]
     products = jnp.einsum("bmri,bmrj->bmij", both, both, precision=HIGHEST)
     gram, cross, squared = products[..., :-1, :-1], products[..., :-1, -1], products[..., -1, -1]
-    # what is along the directions, by the noise outside
+    # rough_log_marginal wants alpha2 / s, where the parameters have alpha2 / sigma2
     log_noise = jnp.log(noise)
     neg_log_u = jnp.log1p(jnp.expm1(at.neg_log_u) * jnp.exp(at.log_sigma2 - log_noise)[..., None])
     log_noise = jnp.broadcast_to(log_noise, squared.shape)
@@ -191,7 +195,7 @@ def log_density_reduced(
                 at = parameters_of(draw, dictionary.tree).at(node)
                 return at.log_weights + _log_density_and_distance(seen, at, noise)[0]
 
-            return lax.map(of_draw, draws, batch_size=DRAWS_AT_ONCE).T
+            return map_draws(of_draw, draws).T
 
         shape = (candidates.node.size, draws.log_joint.shape[0])
         scores = map_relevant(of_pairs, candidates, jnp.full(shape, -jnp.inf, shown.rest.dtype))
@@ -201,10 +205,14 @@ def log_density_reduced(
     return jnp.moveaxis(lax.map(one_tree, (dictionary, draws)), 2, 0)
 
 
-def bytes_per_row(dictionary: Dictionary, num_candidates: int) -> int:
+def bytes_per_row(dictionary: Dictionary, num_candidates: int, num_draws: int) -> int:
     """Upper estimate of the memory a row takes in a block."""
-    features, rank, num_nodes = dictionary.num_features, dictionary.max_rank, dictionary.tree.num_nodes
-    kept = min(num_nodes, 2 * _KEPT_TIMES * num_candidates)
-    ranked = features * (5 * num_nodes + 4 * kept * min(SCREEN_RANK, rank))
-    numbers = num_candidates * features * (4 * rank + 3 * features) + 4 * features * features
-    return dictionary.centres.dtype.itemsize * (ranked + numbers)
+    features, rank, left = dictionary.num_features, dictionary.max_rank, dictionary.tree.num_nodes
+    steps = [0]
+    for directions, kept in _rankings(left, rank, num_candidates):
+        steps.append(left * features * (3 * directions + 5))
+        left = kept
+    numbers = max(*steps, left * features * (4 * rank + 3 * features)) + 4 * features * features
+    # a quarter of a pair at once; some more of few rows
+    numbers += min(num_draws, DRAWS_AT_ONCE) * features * (rank + features) + 2 * left * num_draws
+    return dictionary.centres.dtype.itemsize * numbers

@@ -164,7 +164,7 @@ def _partial(
                 log_density_reduced,
                 (member.dictionary, draws, noise),
                 shown,
-                bytes_per_row=reduced_row_bytes(member.dictionary, width),
+                bytes_per_row=reduced_row_bytes(member.dictionary, width, draws.log_joint.shape[1]),
                 calls_lapack=True,
                 num_candidates=width,
             )

@@ -35,8 +35,8 @@ def widening(
     patterns = is_missing[is_missing.any(axis=1)]
     if patterns.shape[0] == 0:
         return 0.0
-    # like patterns side by side, so that evenly spread ones have each kind's share whatever the order of X; in a random
-    # order, as the held-out rows may come in turns themselves
+    # sorted, so that like patterns are neighbours: evenly spread ones then have each kind's share, whatever the order
+    # of X. They go to the held-out rows at random, as these may have an order themselves.
     patterns = patterns[np.lexsort(np.packbits(patterns, axis=1).T[::-1])]
     place = np.random.default_rng(0).permutation(rows.shape[0])
     is_hidden = patterns[place * len(patterns) // place.size] & ~np.isnan(rows)

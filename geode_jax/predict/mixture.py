@@ -39,6 +39,7 @@ from geode_jax.predict.candidates import (
     Parameters,
     is_not_negligible,
     log_share_of,
+    map_draws,
     map_relevant,
     mean_parameters,
     parameters_of,
@@ -206,7 +207,7 @@ def candidate_scores(tree: Tree, draws: Draw, candidates: Candidates[Observed]) 
         def of_draw(draw: Draw) -> Array:
             return _scores(observed, parameters_of(draw, tree).at(node))
 
-        return lax.map(of_draw, draws, batch_size=DRAWS_AT_ONCE).T
+        return map_draws(of_draw, draws).T
 
     empty = jnp.full((candidates.node.size, draws.log_joint.shape[0]), -jnp.inf, candidates.observed.residual.dtype)
     return map_relevant(of_pairs, candidates, empty).T.reshape(-1, *candidates.node.shape)

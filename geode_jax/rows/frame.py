@@ -100,6 +100,7 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
             raise ValueError(f"X: expected observed values of features that vary, but row {number} has none")
         squares += np.nansum(np.square((block - shift[varying]) / largest))
     mean_square = processes.total(np.array(squares, np.float64)) / count[varying].sum()
+    # the root-mean-square of the smallest numbers may be 0 in float64
     scale = max(largest * np.sqrt(mean_square), np.finfo(np.float64).tiny)
     is_small = (spread > 0.0) & (spread < LEAST_SPREAD * scale)
     return Frame(shift, np.where(is_small, spread, scale), features=features)
