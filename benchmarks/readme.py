@@ -546,8 +546,8 @@ def render_details() -> str:
         " centre in cells whose rows are all of one fold (few of the smallest cells) and, where classes have missing"
         " values, other first fills. Until the evening of 2026-11-30 tables of more than 4000 rows were judged on other"
         " samples of their rows, first fills of missing training values were chosen on other held-out values, and rows"
-        " of which little is seen had too low a density and were filled in from six nodes a tree. MNIST with hidden pixels"
-        " was classified by six nodes a tree only.",
+        " of which little is seen had too low a density and were filled in from six nodes a tree. MNIST with hidden"
+        " pixels was classified by six nodes a tree only.",
         "",
         *_section(changes),
         _FRONTS,
