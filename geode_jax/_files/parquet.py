@@ -53,7 +53,7 @@ def index_columns(file: Any) -> list[str] | None:
     # a range of numbers is told, but not stored
     found = [name for name in told or [] if isinstance(name, str) and name in schema.names]
     found = found or [name for name in schema.names if name == INDEX]  # other programs may drop what pandas told
-    return found if found or told is not None else None
+    return found or (None if told is None else [])
 
 
 def mapped_copy(path: Any) -> np.ndarray:

@@ -76,6 +76,18 @@ def naming_too_large(name: str) -> Iterator[None]:
         raise TypeError(f"{name}: expected numbers, got one that is no float: {error}") from error
 
 
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Context in which scikit-learn's errors, which speak of X, name this argument."""
+    with naming_too_large(name):
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            if name == "X" or re.search(rf"\b{name}\b", str(error)):
+                raise
+            raise type(error)(f"{name}: " + re.sub(r"\bX\b", name, str(error))) from error
+
+
 class GeodeEstimator(BaseEstimator):
     """Parameters of every estimator; :class:`geode_jax.GeodeDensity` describes them."""
 
@@ -83,6 +95,9 @@ class GeodeEstimator(BaseEstimator):
 
     # fitted attributes that are saved in addition to the posterior
     _saved: ClassVar[tuple[str, ...]] = ("n_features_in_", "feature_names_in_")
+
+    # parameters that are true or false, beside those that all estimators have
+    _flags: ClassVar[tuple[str, ...]] = ()
 
     # parameters that are not saved, since the file may be read on another machine
     _of_the_machine: ClassVar[tuple[str, ...]] = ("mesh", "checkpoint")
@@ -196,6 +211,11 @@ class GeodeEstimator(BaseEstimator):
     def _check_parameters(self) -> None:
         """Raise TypeError or ValueError that names the parameter that is wrong."""
         self._dictionary_settings(), self._sampler_settings()
+        self._check_flags()
+
+    def _check_flags(self) -> None:
+        for name in self._flags:
+            check_instance(getattr(self, name), name, bool)
 
     def _added_attributes(self) -> dict[str, np.ndarray]:
         """Saved attributes that files of earlier versions lack, and what they were then."""
@@ -263,13 +283,8 @@ class GeodeEstimator(BaseEstimator):
         check_is_fitted(self)
         check_columns(X, name)
         X = missing_as_nan(X)
-        with naming_too_large(name):
-            try:
-                data = validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
-            except (TypeError, ValueError) as error:
-                if name == "X":
-                    raise
-                raise type(error)(f"{name}: " + re.sub(r"\bX\b", name, str(error))) from error
+        with naming(name):
+            data = validate_data(self, X, dtype=FLOATS, reset=False, ensure_all_finite="allow-nan")
         return self.posterior_, data
 
     def _training_rows(self, X: ArrayLike, *y: ArrayLike) -> Any:

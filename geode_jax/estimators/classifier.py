@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from geode_jax._checks import check_instance, check_integer, without_na
+from geode_jax._checks import check_integer, without_na
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import GeodeEstimator, all_or_nothing
 from geode_jax.fitting.classes import check_probabilities, fit_classes
@@ -93,6 +93,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
     """
 
     _saved: ClassVar = (*GeodeEstimator._saved, "classes_")
+    _flags: ClassVar = ("calibrate", "vote")
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         _check_given(y)
         data, y = self._training_rows(X, y)
         check_classification_targets(y)
-        self._check_parameters()
+        self._check_flags()
         if y.dtype.kind in "mM":
             raise TypeError(f"y: expected labels that are numbers, text or booleans, got {y.dtype}")
         self.classes_, labels, counts = np.unique(y, return_inverse=True, return_counts=True)
@@ -182,11 +183,6 @@ class GeodeClassifier(ClassifierMixin, GeodeEstimator):
         """Log probability of every class, (n, n_classes)."""
         rows = self._fitted(X)[1]
         return class_log_probabilities(self.posterior_, rows, vote=self.vote)
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        for name in ("calibrate", "vote"):
-            check_instance(getattr(self, name), name, bool)
 
     def _expected(self) -> dict[str, bool]:
         is_set = len(set(self.classes_.tolist())) == self.classes_.size if self.classes_.ndim == 1 else False

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import Mesh
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 
-from geode_jax._checks import check_instance, check_integer
+from geode_jax._checks import check_integer
 from geode_jax._runtime.warning import warn_user
 from geode_jax._typing import ArrayLike
 from geode_jax.estimators.base import GeodeEstimator, all_or_nothing
@@ -90,6 +90,7 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
     """
 
     _saved: ClassVar = (*GeodeEstimator._saved, "has_values_", "has_missing_")
+    _flags: ClassVar = ("add_indicator", "keep_empty_features")
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
     @all_or_nothing
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Fit to the rows of X, (n, D), NaN being missing values; y is ignored."""
-        self._check_parameters()
+        self._check_flags()
         data = self._training_rows(X)
         is_missing = np.isnan(data)
         self.has_missing_, self.has_values_ = is_missing.any(axis=0), ~is_missing.all(axis=0)
@@ -154,7 +155,7 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
 
         (n, D), less the features without any observed value in fit, and more those that `add_indicator` adds.
         """
-        self._check_parameters()
+        self._check_flags()
         posterior, data = self._fitted(X)
         filled = self._with_empty(impute_mean(posterior, data[:, self.has_values_]), data).astype(data.dtype)
         if not self.add_indicator:
@@ -163,7 +164,7 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
 
     def get_feature_names_out(self, input_features: ArrayLike | None = None) -> np.ndarray:
         """Names of the columns of `transform`, as scikit-learn's imputers give them."""
-        self._check_parameters()
+        self._check_flags()
         names = super().get_feature_names_out(input_features)
         added = [f"missingindicator_{name}" for name in names[self.has_missing_]] if self.add_indicator else []
         return np.concatenate([names[self._columns()], np.asarray(added, dtype=object)])
@@ -203,11 +204,6 @@ class GeodeImputer(OneToOneFeatureMixin, TransformerMixin, GeodeEstimator):
         whole = np.where(np.isnan(data), 0.0, data).astype(values.dtype)
         whole[:, self.has_values_] = values
         return whole
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        for name in ("add_indicator", "keep_empty_features"):
-            check_instance(getattr(self, name), name, bool)
 
     def _num_features(self) -> int:
         return int(np.sum(self.has_values_))

@@ -1,6 +1,5 @@
 """Regression: the joint density of features and responses, conditioned on the features."""
 
-import re
 from typing import ClassVar, Self
 
 import numpy as np
@@ -10,7 +9,7 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from geode_jax._checks import check_columns, check_integer
 from geode_jax._typing import ArrayLike
-from geode_jax.estimators.base import FLOATS, GeodeEstimator, all_or_nothing, naming_too_large
+from geode_jax.estimators.base import FLOATS, GeodeEstimator, all_or_nothing, naming
 from geode_jax.estimators.frames import missing_as_nan
 from geode_jax.predict.conditional import Conditional, condition
 
@@ -93,15 +92,10 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
         if y is None:
             raise ValueError("y: GeodeRegressor requires y to be passed, but the target y is None")
         check_columns(y, "y")
-        with naming_too_large("y"):
-            try:
-                responses = check_array(
-                    missing_as_nan(y), dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y"
-                )
-            except (TypeError, ValueError) as error:
-                if re.search(r"\by\b", str(error)):
-                    raise
-                raise type(error)(f"y: {error}") from error
+        with naming("y"):
+            responses = check_array(
+                missing_as_nan(y), dtype=FLOATS, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y"
+            )
         self._y_ndim = responses.ndim
         if responses.ndim == 1 or responses.shape[1] == 1:
             responses = column_or_1d(responses, warn=True)[:, None]

@@ -123,7 +123,7 @@ def _on_the_host(learned: Learned, rows: np.ndarray, num_places: int, num_parts:
     squared = aligned_zeros((num_trees, num_nodes, num_places, rank), dtype)
     for number in range(num_trees):
         one = learned._replace(subspaces=learned.subspaces[number : number + 1])
-        for start in range(0, rows.size, max(size, 1)):  # no row may be complete
+        for start in range(0, rows.size, max(size, 1)):  # 0 where there is no complete row
             found = _at_all_nodes(one, rows[start : start + size], size)
             residual[number, :, start : start + size] = found.residual[0]
             squared[number, :, start : start + size] = found.squared[0]

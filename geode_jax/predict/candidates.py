@@ -102,17 +102,19 @@ def take_nodes(leaf: Array, node: Int[Array, "b M"]) -> Array:
     return leaf[row, node]
 
 
-def map_draws(function: Callable[[Draw], Array], draws: Draw) -> Array:
-    """``function`` of every draw, some at a time, and the last batch filled up.
+def largest_rise(draws: Draw, tree: Tree) -> Float[Array, "K"]:
+    """By how much the log noise variance of any draw is above the mean, at every node."""
+    return (draws.log_sigma2.max(axis=0) - draws.log_sigma2.mean(axis=0))[jnp.asarray(tree.scale)]
 
-    A remainder would be a second chain of calls of LAPACK, beside the first, which may hang (see
+
+def batches_of(num_draws: int) -> Int[Array, "batches at_once"]:
+    """Numbers of draws that are worked on at once; those that fill up the last batch are beyond the last draw.
+
+    Batches are alike, as a remainder would be a second chain of calls of LAPACK, beside the first, which may hang (see
     :mod:`geode_jax.math.lowrank`).
     """
-    number = draws.log_joint.shape[0]
-    at_once = min(number, DRAWS_AT_ONCE)
-    index = jnp.minimum(jnp.arange(-(-number // at_once) * at_once), number - 1)
-    found = lax.map(lambda one: function(jax.tree.map(lambda leaf: leaf[one], draws)), index, batch_size=at_once)
-    return found[:number]
+    at_once = min(num_draws, DRAWS_AT_ONCE)
+    return jnp.arange(-(-num_draws // at_once) * at_once).reshape(-1, at_once)
 
 
 def held_share(log_share: Float[Array, "F b"]) -> Float[Array, "b"]:
@@ -146,3 +148,28 @@ def map_relevant(
         return jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), results, function(pairs))
 
     return lax.fori_loop(0, -(-candidates.num_relevant // size), work, empty)
+
+
+def scores_by_draw(
+    score: Callable[[Seen, Parameters], Array], tree: Tree, draws: Draw, candidates: Candidates[Seen]
+) -> Float[Array, "T b M"]:
+    """``score(seen, parameters)`` of every draw at the candidates; -inf at those whose weight is negligible."""
+    num_draws = draws.log_joint.shape[0]
+
+    def of_pairs(pairs: Int[Array, "p"]) -> Float[Array, "p T"]:
+        node, seen = candidates.at(pairs)
+
+        def of_draw(number: Int[Array, ""]) -> Float[Array, "p"]:
+            draw = jax.tree.map(lambda leaf: leaf[number], draws)
+            return score(seen, parameters_of(draw, tree).at(node))
+
+        batches = jnp.minimum(batches_of(num_draws), num_draws - 1)
+        return lax.map(of_draw, batches.reshape(-1), batch_size=batches.shape[1])[:num_draws].T
+
+    empty = jnp.full((candidates.node.size, num_draws), -jnp.inf, candidates.log_share.dtype)
+    return map_relevant(of_pairs, candidates, empty).T.reshape(-1, *candidates.node.shape)
+
+
+def log_density_of(scores: Float[Array, "T b M"], candidates: Candidates[Any]) -> Float[Array, "T b"]:
+    """Log density under every draw, of the scores of :func:`scores_by_draw`; other nodes count by `log_share`."""
+    return jax.nn.logsumexp(scores, axis=2) - candidates.log_share

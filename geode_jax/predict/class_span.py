@@ -35,11 +35,11 @@ from geode_jax.predict.candidates import (
     Candidates,
     Parameters,
     is_not_negligible,
+    largest_rise,
+    log_density_of,
     log_share_of,
-    map_draws,
-    map_relevant,
     mean_parameters,
-    parameters_of,
+    scores_by_draw,
 )
 from geode_jax.predict.nodes import SCREEN_RANK
 
@@ -108,20 +108,23 @@ class _AtNodes(eqx.Module):
         return cls(turned[..., :-1], off, gain, rest, num_observed)
 
 
+def _over_noise(seen: _AtNodes, at: Parameters, noise: Float[Array, ""]) -> tuple[Array, Array]:
+    """Variances along directions, alpha2 / s, (..., d), and the diagonal E, (..., r)."""
+    ratio = jnp.exp(at.log_sigma2 - jnp.log(noise))[..., None]
+    return jnp.expm1(at.neg_log_u) * ratio, 1.0 - seen.gain + seen.gain * ratio
+
+
 def _rough_log_density(seen: _AtNodes, at: Parameters, noise: Float[Array, ""]) -> Float[Array, "b M"]:
     """By Woodbury's formula for T divided by E: fast for few directions, but not safe from cancellation.
 
     `at` has the directions that `seen` has, and the noise that :meth:`Parameters.leading` raises by the others.
     """
-    variance = 1.0 - seen.gain + seen.gain * (jnp.exp(at.log_sigma2) / noise)[..., None]
+    signal, variance = _over_noise(seen, at, noise)
     both = jnp.concatenate([seen.basis, seen.off[..., None]], axis=-1) / jnp.sqrt(variance)[..., None]
     products = jnp.einsum("bmri,bmrj->bmij", both, both, precision=HIGHEST)
     gram, cross, squared = products[..., :-1, :-1], products[..., :-1, -1], products[..., -1, -1]
-    # rough_log_marginal wants alpha2 / s, where the parameters have alpha2 / sigma2
-    log_noise = jnp.log(noise)
-    neg_log_u = jnp.log1p(jnp.expm1(at.neg_log_u) * jnp.exp(at.log_sigma2 - log_noise)[..., None])
-    log_noise = jnp.broadcast_to(log_noise, squared.shape)
-    rough = rough_log_marginal(gram, cross, squared + seen.rest, seen.num_observed, neg_log_u, log_noise)
+    log_noise = jnp.broadcast_to(jnp.log(noise), squared.shape)
+    rough = rough_log_marginal(gram, cross, squared + seen.rest, seen.num_observed, jnp.log1p(signal), log_noise)
     return rough - 0.5 * jnp.sum(jnp.log(variance), axis=-1)
 
 
@@ -129,9 +132,8 @@ def _log_density_and_distance(
     seen: _AtNodes, at: Parameters, noise: Float[Array, ""]
 ) -> tuple[Float[Array, "*at"], Float[Array, "*at"]]:
     """Log density, and the squared Mahalanobis distance of the coordinates that are shown."""
-    signal = jnp.expm1(at.neg_log_u) * jnp.exp(at.log_sigma2 - jnp.log(noise))[..., None]
+    signal, diagonal = _over_noise(seen, at, noise)
     along = seen.basis * jnp.sqrt(signal)[..., None, :]
-    diagonal = 1.0 - seen.gain + seen.gain * (jnp.exp(at.log_sigma2) / noise)[..., None]
     total = jnp.matmul(along, jnp.swapaxes(along, -1, -2), precision=HIGHEST)
     factor = jnp.linalg.cholesky(total + diagonal[..., None] * jnp.eye(diagonal.shape[-1], dtype=total.dtype))
     solved = lax.linalg.triangular_solve(factor, seen.off[..., None], left_side=True, lower=True)
@@ -159,20 +161,19 @@ def _find_candidates(
     log_share = jnp.zeros(num_rows, shown.rest.dtype)
     for rank, number in _rankings(tree.num_nodes, dictionary.max_rank, num_candidates):
         leading = parameters.leading(rank, dictionary.num_features)
-        scores = leading.log_weights if node is None else leading.log_weights[node]
         leading = leading if node is None else leading.at(node)
-        scores = scores + _rough_log_density(_AtNodes.of(shown, dictionary, node, rank), leading, noise)
+        scores = leading.log_weights + _rough_log_density(_AtNodes.of(shown, dictionary, node, rank), leading, noise)
         kept, best = lax.top_k(scores, number)
         log_share += log_share_of(kept, scores)
         node = best if node is None else jnp.take_along_axis(node, best, axis=1)
     if node is None:
         node = jnp.broadcast_to(jnp.arange(tree.num_nodes), (num_rows, tree.num_nodes))
     seen = _AtNodes.of(shown, dictionary, node, dictionary.max_rank)
-    log_density, distance = _log_density_and_distance(seen, parameters.at(node), noise)
+    at = parameters.at(node)
+    log_density, distance = _log_density_and_distance(seen, at, noise)
     # with the noise exp(rise) times as large, no distance is shorter than exp(-rise) of what it was
-    rise = (draws.log_sigma2.max(axis=0) - draws.log_sigma2.mean(axis=0))[jnp.asarray(tree.scale)][node]
-    relevant = is_not_negligible(parameters.log_weights[node] + log_density, -0.5 * jnp.expm1(-rise) * distance)
-    return Candidates.of(node, seen, log_share, relevant)
+    gain = -0.5 * jnp.expm1(-largest_rise(draws, tree)[node]) * distance
+    return Candidates.of(node, seen, log_share, is_not_negligible(at.log_weights + log_density, gain))
 
 
 @partial(quickly_compiled, static_argnames="num_candidates")
@@ -188,19 +189,10 @@ def log_density_reduced(
         dictionary, draws = inputs
         candidates = _find_candidates(dictionary, draws, noise, shown, num_candidates)
 
-        def of_pairs(pairs: Array) -> Array:
-            node, seen = candidates.at(pairs)
+        def score(seen: _AtNodes, at: Parameters) -> Array:
+            return at.log_weights + _log_density_and_distance(seen, at, noise)[0]
 
-            def of_draw(draw: Draw) -> Array:
-                at = parameters_of(draw, dictionary.tree).at(node)
-                return at.log_weights + _log_density_and_distance(seen, at, noise)[0]
-
-            return map_draws(of_draw, draws).T
-
-        shape = (candidates.node.size, draws.log_joint.shape[0])
-        scores = map_relevant(of_pairs, candidates, jnp.full(shape, -jnp.inf, shown.rest.dtype))
-        by_node = scores.T.reshape(-1, *candidates.node.shape)
-        return jax.nn.logsumexp(by_node, axis=2) - candidates.log_share
+        return log_density_of(scores_by_draw(score, dictionary.tree, draws, candidates), candidates)
 
     return jnp.moveaxis(lax.map(one_tree, (dictionary, draws)), 2, 0)
 

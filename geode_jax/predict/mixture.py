@@ -37,12 +37,15 @@ from geode_jax.predict.candidates import (
     DRAWS_AT_ONCE,
     Candidates,
     Parameters,
+    batches_of,
     is_not_negligible,
+    largest_rise,
+    log_density_of,
     log_share_of,
-    map_draws,
     map_relevant,
     mean_parameters,
     parameters_of,
+    scores_by_draw,
     take_nodes,
 )
 from geode_jax.predict.nodes import Nodes, NodesInSpan, Products, SeenInSpan, TreeNodes, rankings
@@ -193,24 +196,14 @@ def _find_candidates(
         node = jnp.take_along_axis(jnp.broadcast_to(node, (seen.num_rows, node.shape[1])), best, axis=1)
         observed, distance = jax.tree.map(partial(take_nodes, node=best), (observed, distance))
     # with the noise exp(rise) times as large, the log density gains this much where the row is far
-    rise = (draws.log_sigma2.max(axis=0) - draws.log_sigma2.mean(axis=0))[jnp.asarray(own.tree.scale)][node]
+    rise = largest_rise(draws, own.tree)[node]
     gain = 0.5 * (-jnp.expm1(-rise) * distance - rise * observed.num_observed)
     return Candidates.of(node, observed, log_share, is_not_negligible(scores, gain))
 
 
 def candidate_scores(tree: Tree, draws: Draw, candidates: Candidates[Observed]) -> Float[Array, "T b M"]:
     """``log pi + log N(y_O)`` of every draw at the candidates; -inf at those whose weight is negligible."""
-
-    def of_pairs(pairs: Array) -> Array:
-        node, observed = candidates.at(pairs)
-
-        def of_draw(draw: Draw) -> Array:
-            return _scores(observed, parameters_of(draw, tree).at(node))
-
-        return map_draws(of_draw, draws).T
-
-    empty = jnp.full((candidates.node.size, draws.log_joint.shape[0]), -jnp.inf, candidates.observed.residual.dtype)
-    return map_relevant(of_pairs, candidates, empty).T.reshape(-1, *candidates.node.shape)
+    return scores_by_draw(_scores, tree, draws, candidates)
 
 
 def _capped_log_noise(tree: Tree, draws: Draw) -> Float[Array, "T S"]:
@@ -234,8 +227,7 @@ def merged_mixture(
     rank, dtype = candidates.observed.start.shape[-1], candidates.observed.residual.dtype
     num_draws = draws.log_joint.shape[0]
     noise = jnp.exp(_capped_log_noise(tree, draws))[:, jnp.asarray(tree.scale)]
-    at_once = min(num_draws, DRAWS_AT_ONCE)
-    batches = jnp.arange(-(-num_draws // at_once) * at_once).reshape(-1, at_once)  # the last one filled up
+    batches = batches_of(num_draws)
 
     def of_pairs(pairs: Array) -> tuple[Array, ...]:
         node, observed = candidates.at(pairs)
@@ -305,7 +297,7 @@ def log_densities_partial(nodes: Nodes, draws: Draw, seen: SeenRows, *, num_cand
     """Log marginal density under every draw of every tree of the observed features, each divided by its scale."""
 
     def one_tree(own: TreeNodes, draws: Draw, candidates: Candidates[Observed]) -> Array:
-        return jax.nn.logsumexp(candidate_scores(own.tree, draws, candidates), axis=2) - candidates.log_share
+        return log_density_of(candidate_scores(own.tree, draws, candidates), candidates)
 
     by_draw = jnp.moveaxis(of_each_tree(one_tree, nodes, draws, seen, num_candidates), 2, 0)
     return by_draw if seen.log_det is None else by_draw - 0.5 * seen.log_det[:, None, None]
