@@ -212,6 +212,9 @@ def test_failures_are_one_line(folder, capsys):
     np.save(folder / "objects.npy", np.array([[{}]]), allow_pickle=True)
     np.savez(folder / "two.npz", a=np.zeros((2, 6)), b=np.zeros((2, 6)))
     pd.DataFrame([["x"] * 6] * 2, columns=NAMES).to_parquet(folder / "words.parquet")
+    identified = pd.DataFrame(np.zeros((2, 6)), columns=NAMES).astype({"b": "Int64"})
+    identified.loc[0, "b"], identified.loc[1, "b"] = 2**53 + 1, pd.NA
+    identified.to_parquet(folder / "identified.parquet")
     shuffled = pd.DataFrame(np.zeros((2, 6)), columns=NAMES[::-1]).to_csv(index=False)
     cases = [
         (["score", model, str(folder / "absent.csv"), str(out)], "absent.csv: No such file"),
@@ -219,6 +222,11 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, text(""), str(out)], "got an empty file"),
         (["score", model, text("1,2,3,4,5.5\n"), str(out)], "expected 6 columns, got 5"),
         (["score", model, text("6,2,3,4,5,1\n1,2\n"), str(out)], "line 2: expected 6 cells, got 2"),
+        (
+            ["fit", text("# of 1999\n6,2,3,4,5,1\n"), str(folder / "none.npz")],
+            "line 2: expected 1 cells, got 6; if line 1 is a comment, take it out",
+        ),
+        (["score", model, text("6,2,3,4,5,1\n1,2,3,4,5,6,\n"), str(out)], "got 7; the line ends with a delimiter"),
         (
             ["score", model, text(",".join(NAMES) + "\n1,2,x,4,5,6\n"), str(out)],
             "line 2, column 'c': expected a finite number",
@@ -279,6 +287,7 @@ def test_failures_are_one_line(folder, capsys):
         ),
         (["score", model, str(folder / "two.npz"), str(out)], "one called X, got a, b"),
         (["score", model, str(folder / "words.parquet"), str(out)], "column 'a': expected numbers"),
+        (["score", model, str(folder / "identified.parquet"), str(out)], "column 'b': expected numbers that a float"),
         (["score", model, str(folder / "holes.csv"), str(out), "--novelty"], "NaN"),
         (["score", model, str(folder / "holes.csv"), str(out), *known], "--calibration: expected --novelty"),
         (["score", model, str(folder / "holes.csv"), str(out), "--novelty", *known], "flat.npy: expected"),

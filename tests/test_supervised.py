@@ -316,6 +316,11 @@ def _through_joblib(model, folder):
         ),
         (geode_jax.GeodeRegressor(), lambda X, y: (X, np.stack([y, y * np.nan], 1)), "^y: .* column 1 is all NaN"),
         (
+            geode_jax.GeodeRegressor(),
+            lambda X, y: tuple(np.concatenate([rows, np.full_like(rows[:1], np.nan)]) for rows in (X, y * 1.0)),
+            "^X, y: .* 1 rows are all NaN",
+        ),
+        (
             geode_jax.GeodeClassifier(),
             lambda X, y: (X, y == y[0]),
             "^y: expected at least 2 rows .* got 1 of class True",

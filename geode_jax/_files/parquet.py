@@ -25,20 +25,28 @@ def pyarrow_parquet() -> Any:
 def blocks_of(file: Any, names: Sequence[str], num_rows: int) -> Iterator[np.ndarray]:
     """Blocks of at most so many rows of these columns, (m, D) in float64, NaN where there is no value.
 
-    Raises TypeError that names a column without numbers.
+    Raises TypeError that names a column without numbers, and ValueError one with whole numbers that a float rounds.
     """
     for batch in file.iter_batches(batch_size=num_rows, columns=list(names)):
-        columns = [_numbers(batch.column(name)) for name in names]
+        columns = [_numbers(batch.column(name), name) for name in names]
         for name, column in zip(names, columns, strict=True):
             if column.dtype.kind not in "fiub":
                 raise TypeError(f"column {name!r}: expected numbers, got {batch.column(name).type}")
         yield np.stack([column.astype(np.float64) for column in columns], axis=1)
 
 
-def _numbers(column: Any) -> np.ndarray:
+def _numbers(column: Any, name: str) -> np.ndarray:
     """A column as an array of numbers, if its values are any."""
     kind = str(column.type)
-    if kind.startswith("decimal") or (column.null_count and kind in ("bool", "null")):
+    if kind in ("int64", "uint64"):
+        try:
+            column = column.cast("float64")
+        except ValueError as error:  # it would be rounded
+            raise ValueError(
+                f"column {name!r}: expected numbers that a float holds, perhaps these are identifiers; leave it out"
+                f" ({error})"
+            ) from error
+    elif kind.startswith("decimal") or (column.null_count and kind in ("bool", "null")):
         column = column.cast("float64")  # else an array of objects
     return column.to_numpy(zero_copy_only=False)
 

@@ -317,7 +317,12 @@ def _numbers(
 ) -> list[float]:
     """The numbers in the chosen columns of a row; `first` is the first row."""
     if len(row) != len(first):
-        raise TableError(f"{where}: expected {len(first)} cells, got {len(row)}")
+        hint = ""
+        if first[0].lstrip().startswith("#"):
+            hint = "; if line 1 is a comment, take it out"
+        elif len(row) == len(first) + 1 and not row[-1].strip():
+            hint = "; the line ends with a delimiter"
+        raise TableError(f"{where}: expected {len(first)} cells, got {len(row)}{hint}")
     found: list[float] = []
     for column in chosen:
         value, wrong = _number(row[column], text.decimal), ""

@@ -105,6 +105,11 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
             raise ValueError(
                 f"y: expected an observed value of every response, but column {np.flatnonzero(is_empty)[0]} is all NaN"
             )
+        if (is_empty := np.isnan(data).all(axis=1) & np.isnan(responses).all(axis=1)).any():
+            raise ValueError(
+                f"X, y: expected at least one observed value in every row of both, but {int(is_empty.sum())} rows are"
+                f" all NaN (the first is row {np.flatnonzero(is_empty)[0]})"
+            )
         with np.errstate(all="ignore"):  # the check tells of it
             self.y_mean_, self.y_scale_ = _frame(data, responses)
             scaled = ((responses - self.y_mean_) / self.y_scale_).astype(data.dtype)

@@ -129,7 +129,7 @@ def masked_gram(mask: Float[Array, "b D"], basis: Float[Array, "D d"]) -> Float[
 
 def _ridged_factor(gram: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch d d"]:
     """Cholesky factor of a Gram matrix that may be singular."""
-    return _cholesky(gram + ridge_of(gram.dtype) * jnp.eye(gram.shape[-1], dtype=gram.dtype))
+    return cholesky(gram + ridge_of(gram.dtype) * jnp.eye(gram.shape[-1], dtype=gram.dtype))
 
 
 def ridge_of(dtype: DTypeLike) -> float:
@@ -149,8 +149,9 @@ def _solve_columns(factor: Float[Array, "*batch d d"], right: Float[Array, "*bat
     return lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)
 
 
-def _cholesky(matrix: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch d d"]:
-    return lax.linalg.cholesky(matrix, symmetrize_input=False)  # ours are symmetric, and the copy would cost a third
+def cholesky(matrix: Float[Array, "*#batch d d"]) -> Float[Array, "*#batch d d"]:
+    """Cholesky factor of symmetric matrices as they are: a symmetrised copy would cost a third."""
+    return lax.linalg.cholesky(matrix, symmetrize_input=False)
 
 
 def posterior_system(
@@ -176,7 +177,7 @@ def system_factor(
 
     `terms`: G's diagonal may be raised by the rounding error of a matrix of this size; None is d.
     """
-    return _cholesky(_system(gram, amplitude, after, terms))
+    return cholesky(_system(gram, amplitude, after, terms))
 
 
 def _one_after(values: Float[Array, "*batch d"], shape: tuple[int, ...]) -> Float[Array, "*#batch"]:
@@ -240,7 +241,7 @@ def rough_log_marginal(
     # any corner above ||a C||^2 has a factor, as M is at least 1; twice that is so in spite of rounding
     last = jnp.concatenate([row, 1.0 + 2.0 * jnp.sum(jnp.square(row), axis=-1, keepdims=True)], axis=-1)
     bordered = jnp.concatenate([jnp.concatenate([system, row[..., None]], axis=-1), last[..., None, :]], axis=-2)
-    factor = _cholesky(bordered)
+    factor = cholesky(bordered)
     log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)[..., :-1]), axis=-1)
     quadratic = squared_norm - jnp.sum(jnp.square(factor[..., -1, :-1]), axis=-1)
     return _log_normal(quadratic, log_det, num_observed, log_sigma2)
@@ -295,7 +296,7 @@ def _inverse_on_cpu(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch 
 
 def _inverse_by_lapack(matrix: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
     identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
-    return lax.linalg.triangular_solve(_cholesky(matrix), identity, left_side=True, lower=True)
+    return lax.linalg.triangular_solve(cholesky(matrix), identity, left_side=True, lower=True)
 
 
 def _inverse_by_blocks(matrix: Float[Array, "*batch n n"], parts: int = LEAVES) -> Float[Array, "*batch n n"]:

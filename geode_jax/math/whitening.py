@@ -17,7 +17,7 @@ from jax import lax
 
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int
-from geode_jax.math.lowrank import HIGHEST, Observed, log_det_of, masked_gram, observe, reduce_shown
+from geode_jax.math.lowrank import HIGHEST, Observed, cholesky, log_det_of, masked_gram, observe, reduce_shown
 
 Results = TypeVar("Results")
 
@@ -193,6 +193,6 @@ def observe_rows(
     shown, index = lax.top_k(mask, num_seen)
     covariance = noise.covariance[index[:, :, None], index[:, None, :]]
     identity = jnp.eye(num_seen, dtype=x.dtype)
-    factor = jnp.linalg.cholesky(jnp.where(shown[:, :, None] * shown[:, None, :] > 0, covariance, identity))
+    factor = cholesky(jnp.where(shown[:, :, None] * shown[:, None, :] > 0, covariance, identity))
     inverse = lax.linalg.triangular_solve(factor, identity * shown[:, None, :], left_side=True, lower=True)
     return ObservedRows(x, mask, Whitening(index, inverse, log_det_of(factor), noise))

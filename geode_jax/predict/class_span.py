@@ -26,7 +26,7 @@ from jax import lax
 
 from geode_jax._runtime.compilation import quickly_compiled
 from geode_jax._typing import Array, Float, Int
-from geode_jax.math.lowrank import HIGHEST, log_det_of, masked_gram, rough_log_marginal
+from geode_jax.math.lowrank import HIGHEST, cholesky, log_det_of, masked_gram, rough_log_marginal
 from geode_jax.math.whitening import ObservedRows
 from geode_jax.model.dictionary import Dictionary
 from geode_jax.model.draw import Draw
@@ -135,7 +135,7 @@ def _log_density_and_distance(
     signal, diagonal = _over_noise(seen, at, noise)
     along = seen.basis * jnp.sqrt(signal)[..., None, :]
     total = jnp.matmul(along, jnp.swapaxes(along, -1, -2), precision=HIGHEST)
-    factor = jnp.linalg.cholesky(total + diagonal[..., None] * jnp.eye(diagonal.shape[-1], dtype=total.dtype))
+    factor = cholesky(total + diagonal[..., None] * jnp.eye(diagonal.shape[-1], dtype=total.dtype))
     solved = lax.linalg.triangular_solve(factor, seen.off[..., None], left_side=True, lower=True)
     distance = jnp.sum(jnp.square(solved), axis=(-2, -1)) / noise
     constant = seen.num_observed * jnp.log(2 * jnp.pi * noise) + log_det_of(factor)
