@@ -272,9 +272,10 @@ class Prior:
       share of training rows that miss features. None, as in the paper: no such rows, and `noise_shape` and `noise_rate`
       are the whole prior.
     - `noise_shape` (default 0.0): added to that prior's shape, as by ``1/sigma2 ~ Gamma(noise_shape, noise_rate)``,
-      with sigma in units of the data's root-mean-square deviation; above 0 if `noise_rows` is None. The paper's 0.5 and
-      0.5 add the square of one such deviation to the noise's sum of squares. That is much where all noise of a scale's
-      rows together is little, as in tables whose columns nearly follow from others.
+      with sigma in units of the data's root-mean-square deviation (that of most rows where a few are very far off);
+      above 0 if `noise_rows` is None. The paper's 0.5 and 0.5 add the square of one such deviation to the noise's sum
+      of squares. That is much where all noise of a scale's rows together is little, as in tables whose columns nearly
+      follow from others.
     - `noise_rate` (default 0.0): added to its rate; above 0 if `noise_rows` is None.
     - `stop_concentration` (default 1.0): a_S in ``S ~ Beta(1, a_S)``, large for deep trees; a number, or a
       :class:`GammaPrior` to learn it.

@@ -15,6 +15,7 @@ from geode_jax.interop.numpyro import PosteriorPredictive
 from geode_jax.learning.class_span import Reduction
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.predict import distance
+from geode_jax.rows.frame import learn_frame
 
 # up to the largest float64; 1e19 and 1e154 are where squares overflow in either type
 MAGNITUDES = [1e2, 1e4, 1e10, 1e19, 1e20, 1e39, 1e153, 1e155, 1.7e308]
@@ -160,3 +161,51 @@ def test_classes(data):
     for magnitude in MAGNITUDES[:-1]:
         found = model.predict_proba(_far_rows(magnitude))
         np.testing.assert_allclose(found.sum(axis=1), 1.0)
+
+
+def _near_a_plane(num_rows, rng):
+    return rng.normal(size=(num_rows, 2)) @ np.random.default_rng(1).normal(size=(2, 6)) + 0.3 * rng.normal(
+        size=(num_rows, 6)
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_far_training_row_sets_no_unit(dtype):
+    """Nor do several; the unit of data without any is the root-mean-square deviation, from the mean."""
+    x = _near_a_plane(300, np.random.default_rng(0)).astype(dtype)
+    clean = learn_frame(x)
+    np.testing.assert_allclose(clean.scale, np.sqrt(np.var(x.astype(np.float64), axis=0).mean()), rtol=1e-12)
+    np.testing.assert_allclose(clean.shift, x.mean(axis=0, dtype=np.float64), rtol=1e-12)
+    one = np.where(np.arange(300)[:, None] == 5, dtype(1e9), x)
+    one[7, 2] = np.nan
+    with pytest.warns(RuntimeWarning, match="^X: row 5 is 7e.08 times as far from the mean as most rows"):
+        frame = learn_frame(one)
+    assert 0.9 < (frame.scale / clean.scale).min() <= (frame.scale / clean.scale).max() < 2.0
+    np.testing.assert_allclose(frame.shift, np.nanmedian(one, axis=0), rtol=1e-6)
+    some = np.where(np.arange(300)[:, None] % 20 == 5, dtype(-9999.0), x)  # none of them has most of all squares
+    assert 0.9 < (learn_frame(some).scale / clean.scale).min() < 2.0
+    # a tenth of the rows far off, or the unit of one column far larger, are as the data are
+    tenth = np.where(np.arange(300)[:, None] % 9 == 5, dtype(-9999.0), x)
+    np.testing.assert_allclose(learn_frame(tenth).scale, np.sqrt(np.var(tenth, axis=0, dtype=np.float64).mean()))
+    wide = x * np.where(np.arange(6) == 3, 1e6, 1.0).astype(dtype)
+    np.testing.assert_allclose(learn_frame(wide).scale, np.sqrt(np.var(wide, axis=0, dtype=np.float64).mean()))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:X. row 5 is .e.0. times as far")
+def test_a_far_training_row_leaves_others_their_density():
+    """Rows of its cells are described less well, but not as if all scales had its noise (-14 and -41 nats)."""
+    rng = np.random.default_rng(0)
+    x, new = _near_a_plane(300, rng), _near_a_plane(100, rng)
+    found = []
+    for value in (None, 1e4, 1e6):
+        rows = x if value is None else np.where(np.arange(300)[:, None] == 5, value, x)
+        posterior = geode_jax.fit(
+            jax.random.key(0),
+            rows,
+            dictionary=geode_jax.DictionarySettings(num_trees=1),
+            sampler=geode_jax.SamplerSettings(num_warmup=50, num_samples=50),
+        )
+        found.append(geode_jax.log_density(posterior, new).mean())
+    assert found[0] > -5.2
+    assert min(found) > found[0] - 3.0

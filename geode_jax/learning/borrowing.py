@@ -23,6 +23,10 @@ LEAST_NOISE = 1e-7
 # The same where noise cannot be told from signal. (In units of the variance after that division diabetes loses 0.7 nats
 # a row, and nothing else changes.)
 UNKNOWN_NOISE = 0.3
+# Noise of a scale's own cells that is more than so many times the squares of most rows is that of a few far rows.
+MOST_OF_USUAL = 10.0
+# Rows from which these squares are estimated, and their share among which the largest are not looked at.
+SOME_ROWS, FAR_SHARE = 1000, 0.1
 
 
 def typical_noise(training: Training, partition: Partition, subspaces: Subspaces) -> np.ndarray:
@@ -30,18 +34,28 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
 
     That of the quick mixture (`evidence.py`), in which rows choose their scale as in the sampler, together with one row
     of the noise that the rows have at their own cells: the mixture may leave a scale without rows. A scale without
-    nodes has the noise of the one above it.
+    nodes has the noise of the one above it. That one row is bounded: a few rows that are far from all others, and from
+    their own cells too, would make the noise of every scale.
     """
+    most = MOST_OF_USUAL * _usual_square(training)
     own, own_freedom = residuals_of_scales(cell_mixture(training, partition, subspaces), partition.depth + 1)
     chosen, freedom = residuals_of_scales(fit_quick_mixture(training, partition, subspaces), partition.depth + 1)
     noise = np.zeros(partition.depth + 1)
     for scale in range(noise.size):
         if own_freedom[scale] > 0.0:
-            one_row = training.num_features * own[scale] / own_freedom[scale]
+            one_row = training.num_features * min(own[scale] / own_freedom[scale], most)
             noise[scale] = (chosen[scale] + one_row) / (freedom[scale] + training.num_features)
         else:
             noise[scale] = noise[scale - 1] if scale > 0 else UNKNOWN_NOISE
     return np.maximum(noise, LEAST_NOISE)
+
+
+def _usual_square(training: Training) -> float:
+    """The mean squared coordinate of a row, about 0, that is larger than of all but the farthest rows."""
+    rows = training.processes.sample(np.arange(training.x.shape[0]), SOME_ROWS)
+    x = training.processes.joined(np.asarray(training.x[rows], np.float64))
+    squares = np.square(x).sum(axis=1) / training.num_features
+    return float(np.quantile(squares, 1.0 - FAR_SHARE))
 
 
 def with_unknown(noise: np.ndarray, training: Training) -> np.ndarray:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from geode_jax._runtime.warning import warn_user
 from geode_jax.rows.blocks import slices
 from geode_jax.rows.files import RowFiles
 from geode_jax.rows.processes import ALONE, Processes
@@ -15,6 +16,12 @@ from geode_jax.rows.view import View
 FARTHEST = {"float32": 1e15, "float64": 1e140}
 # A feature that varies by less than this share of them all has a unit of its own: float32 could not hold it.
 LEAST_SPREAD = 1e-30
+# The unit is the data's root-mean-square deviation, unless it is so many times the deviation of all rows but the
+# `FAR_SHARE` that are farthest off: a few rows, as codes of missing values in all columns, would set the unit of all.
+# (Of other data it is at most 2: 1.6 for one Gaussian column, whose rows are the least alike.)
+FAR, FAR_SHARE = 3.0, 0.1
+# Rows and features from which that is estimated.
+SOME_ROWS, SOME_FEATURES = 2000, 500
 
 
 class Frame(NamedTuple):
@@ -67,6 +74,9 @@ class Frame(NamedTuple):
 def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Frame:
     """Shift to the column means, divide by the root-mean-square deviation, both over the observed entries.
 
+    Where a few rows are so far off that they would set both (:data:`FAR`), medians and the deviation of the others are
+    used. A warning tells of a row that has most of all squared deviations.
+
     A column that varies by less than `LEAST_SPREAD` of that is divided by its own largest deviation. Every column needs
     an observed entry. A column that never varies is left out of model coordinates: it tells nothing of the noise, which
     would seem smaller than it is. It is shifted by its value, so that it is exactly 0 whatever its size. Raises
@@ -92,18 +102,60 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
         raise ValueError("X: expected at least two different rows, but all rows are equal")
     features = np.flatnonzero(lowest != highest) if (lowest == highest).any() else None
     varying = slice(None) if features is None else features
-    squares = 0.0
+    squares, farthest = 0.0, (0.0, 0)
     for rows in slices(*data.shape):
         block = _columns(data[rows], features)
         if features is not None and (tells_nothing := np.isnan(block).all(axis=1)).any():
             number = rows.start + int(np.argmax(tells_nothing))
             raise ValueError(f"X: expected observed values of features that vary, but row {number} has none")
-        squares += np.nansum(np.square((block - shift[varying]) / largest))
-    mean_square = processes.total(np.array(squares, np.float64)) / count[varying].sum()
+        of_rows = np.nansum(np.square((block - shift[varying]) / largest), axis=1)
+        squares += of_rows.sum()
+        if of_rows.size:
+            farthest = max(farthest, (float(of_rows.max()), rows.start + int(of_rows.argmax())))
+    squares = float(processes.total(np.array(squares, np.float64)))
     # the root-mean-square of the smallest numbers may be 0 in float64
-    scale = max(largest * np.sqrt(mean_square), np.finfo(np.float64).tiny)
+    scale = max(largest * np.sqrt(squares / count[varying].sum()), np.finfo(np.float64).tiny)
+    usual = _usual_deviation(data, varying, largest, processes)
+    if scale > FAR * usual > 0.0:
+        if farthest[0] > 0.5 * squares:
+            number, times = farthest[1], largest * np.sqrt(farthest[0] / shift[varying].size) / usual
+            warn_user(
+                f"X: row {number} is {times:.0e} times as far from the mean as most rows, and may spoil the density of"
+                " others; leave it out, or set to NaN what is no measurement"
+            )
+        scale = usual
+        shift = np.where(lowest == highest, shift, _medians(data, processes, shift))
+        spread = np.maximum(highest - shift, shift - lowest)
     is_small = (spread > 0.0) & (spread < LEAST_SPREAD * scale)
     return Frame(shift, np.where(is_small, spread, scale), features=features)
+
+
+def _usual_deviation(
+    data: np.ndarray | RowFiles, features: np.ndarray | slice, largest: float, processes: Processes
+) -> float:
+    """The root-mean-square deviation from the medians of a row that more of the others are nearer to than farther.
+
+    Of rows in order of their deviations it is the one at `1 - FAR_SHARE`.
+    """
+    every = np.arange(data.shape[1])[features]
+    some = np.sort(np.random.default_rng(0).permutation(every)[:SOME_FEATURES])
+    rows = processes.sample(np.arange(data.shape[0]), SOME_ROWS)
+    sample = processes.joined(np.asarray(data[rows][:, some], np.float64) / largest)
+    sample = sample[~np.isnan(sample).all(axis=1)][:, ~np.isnan(sample).all(axis=0)]
+    if sample.size == 0:
+        return 0.0
+    squares = np.nanmean(np.square(sample - np.nanmedian(sample, axis=0)), axis=1)
+    return float(largest * np.sqrt(np.quantile(squares, 1.0 - FAR_SHARE)))
+
+
+def _medians(data: np.ndarray | RowFiles, processes: Processes, otherwise: np.ndarray) -> np.ndarray:
+    """Medians of the columns, (D,), from some rows; those of `otherwise` where these show nothing."""
+    rows = processes.sample(np.arange(data.shape[0]), SOME_ROWS)
+    sample = processes.joined(np.asarray(data[rows], np.float64))
+    is_seen = ~np.isnan(sample).all(axis=0)
+    found = otherwise.copy()
+    found[is_seen] = np.nanmedian(sample[:, is_seen], axis=0)
+    return found
 
 
 def to_model(data: np.ndarray | RowFiles, frame: Frame, dtype: np.dtype) -> np.ndarray:
