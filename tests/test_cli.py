@@ -212,6 +212,8 @@ def test_failures_are_one_line(folder, capsys):
     np.save(folder / "objects.npy", np.array([[{}]]), allow_pickle=True)
     np.savez(folder / "two.npz", a=np.zeros((2, 6)), b=np.zeros((2, 6)))
     pd.DataFrame([["x"] * 6] * 2, columns=NAMES).to_parquet(folder / "words.parquet")
+    (folder / "words.npy").write_text("1,2\n3,4\n")
+    (folder / "words.npz").write_text("1,2\n3,4\n")
     identified = pd.DataFrame(np.zeros((2, 6)), columns=NAMES).astype({"b": "Int64"})
     identified.loc[0, "b"], identified.loc[1, "b"] = 2**53 + 1, pd.NA
     identified.to_parquet(folder / "identified.parquet")
@@ -268,6 +270,14 @@ def test_failures_are_one_line(folder, capsys):
         (["score", model, text(",1.5,2.5\n"), str(out)], "expected 6 columns, got 3"),
         (["score", text("a,b\n1,2\n"), model, str(out)], "it is no .npz file"),
         (["score", model, text(",0,1,2,3,4\n0.5,1,2,3,4,5\n"), str(out)], "pass --header or --no-header"),
+        *(
+            (["fit", text(content), str(folder / "none.npz")], "pass --header or --no-header")
+            for content in (",2,0,1\n0,1.5,2.5,0.5\n", "2,0,1\n0.5,1.5,2.5\n", "1,2\n-0.5,1.25\n", "8,3\n0.5,\n")
+        ),
+        (["score", model, str(folder / "words.npy"), str(out)], "words.npy: expected an array as np.save writes it"),
+        (["score", model, str(folder / "words.npz"), str(out)], "words.npz: expected arrays as np.savez writes them"),
+        (["score", model, str(folder / "flat.npy"), str(out), "--columns", ""], "--columns: expected names, got ''"),
+        (["score", model, text("a,b,c,d,e,f,\n1,2,3,4,5,6,7\n"), str(out)], "got also one without a name"),
         (["score", model, text("1,5\n2,5\n"), str(out), "--decimal", ","], "another delimiter than the decimal"),
         (["score", model, text("a,b,c,d,e,a\n1,2,3,4,5,6\n"), str(out)], "got 'a' twice"),
         (["score", model, text("a;b;c;d;e;f\n1;2;3;4;5;6\n"), str(out)], "pass --delimiter ';'"),
@@ -575,3 +585,18 @@ def test_some_columns_and_an_index(folder, capsys, data):
     assert "expected 6 columns, got 0" in score(path)[1]
     (folder / "blank.csv").write_text(" , \n1,2\n")
     np.testing.assert_array_equal(open_table(folder / "blank.csv", 4).whole(), [[np.nan, np.nan], [1, 2]])
+
+
+def test_numbers_that_are_the_models_names(tmp_path, data, capsys):
+    """Columns called by numbers, as pandas calls them, are told from a row once the model has these names."""
+    frame = pd.DataFrame(data)
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    assert run(["fit", str(tmp_path / "train.csv"), str(tmp_path / "model.npz"), "--header", *FIT]) == 0
+    arguments = ["score", *(str(tmp_path / name) for name in ("model.npz", "train.csv", "out.csv")), "--quiet"]
+    assert run(arguments) == 0
+    assert len(_read(tmp_path / "out.csv")) == len(data)
+    frame[[2, 0, 1, 3, 5, 4]].to_csv(tmp_path / "train.csv", index=False)
+    assert run(arguments) == 1
+    assert "expected the columns of the training table, got another order" in capsys.readouterr().err
+    assert run([*arguments, "--columns", "0,1,2,3,4,5"]) == 0
+    assert len(_read(tmp_path / "out.csv")) == len(data)

@@ -201,8 +201,13 @@ def _add_table_format(command: Any) -> None:
     )
 
 
-def _table(options: argparse.Namespace, chunk: int, path: Path | None = None) -> Table:
-    """The table at `path`, that of the rows if None, in the format that the options state."""
+def _table(
+    options: argparse.Namespace, chunk: int, path: Path | None = None, names: Sequence[str] | None = None
+) -> Table:
+    """The table at `path`, that of the rows if None, in the format that the options state.
+
+    `names`: those of the model's features, which the table should have.
+    """
     delimiter = "\t" if options.delimiter == r"\t" else options.delimiter
     for name, given in (("delimiter", "," if delimiter is None else delimiter), ("decimal", options.decimal)):
         if len(given) != 1:
@@ -216,8 +221,12 @@ def _table(options: argparse.Namespace, chunk: int, path: Path | None = None) ->
         columns = tuple(name.strip() for name in names)
     if columns is not None and len(set(columns)) < len(columns):
         raise TableError(f"--columns: expected different names, got {options.columns!r}")
+    if columns is not None and not any(columns):
+        raise TableError(f"--columns: expected names, got {options.columns!r}")
     choice = Choice(columns, options.index)
-    return open_table(path or options.data, chunk, TextFormat(delimiter, options.decimal, options.header), choice)
+    known = None if names is None else tuple(name.strip() for name in names)
+    text = TextFormat(delimiter, options.decimal, options.header, known)
+    return open_table(path or options.data, chunk, text, choice)
 
 
 def _check_kept(output: Path, *inputs: Path | None) -> None:
@@ -264,8 +273,8 @@ def _check_names(table: Table, path: Path, names: list[str] | None) -> None:
     if names == found:
         return
     wanted = ", ".join(sorted(set(names) - set(found))[:5])
-    more = ", ".join(sorted(set(found) - set(names))[:5])
-    told = "another order" if not wanted and not more else f"no {wanted or '...'} but {more or 'fewer columns'}"
+    more = ", ".join(name or "one without a name" for name in sorted(set(found) - set(names))[:5])
+    told = f"no {wanted} but {more or 'fewer columns'}" if wanted else f"also {more}" if more else "another order"
     raise TableError(f"{path}: expected the columns of the training table, got {told}")
 
 
@@ -284,7 +293,7 @@ def _calibration(options: argparse.Namespace, model: GeodeDensity, names: list[s
     path = options.calibration
     if path is None:
         return None
-    table = _table(options, 2**14, path)
+    table = _table(options, 2**14, path, names)
     _check_names(table, path, names)
     return _with_features(table.whole(), path, model)
 
@@ -318,7 +327,7 @@ def _score(options: argparse.Namespace) -> None:
     check_new_table(options.output)
     _check_kept(options.output, options.model, options.data, options.calibration)
     model, names = _load(options.model)
-    table = _table(options, options.chunk)
+    table = _table(options, options.chunk, names=names)
     known = _calibration(options, model, names)
     columns = ["log_density", "novelty"] if options.novelty else ["log_density"]
     with new_table(options.output, table.num_rows, columns) as write:
@@ -347,7 +356,7 @@ def _impute(options: argparse.Namespace) -> None:
     check_new_table(options.output)
     _check_kept(options.output, options.model, options.data, options.calibration)
     model, names = _load(options.model)
-    table = _table(options, options.chunk)
+    table = _table(options, options.chunk, names=names)
     known = _calibration(options, model, names)
     names_out = table.names or names or _numbered(model)
     columns = list(names_out)

@@ -51,12 +51,14 @@ class TextFormat(NamedTuple):
     """How a text file holds numbers; None leaves it to the file.
 
     `delimiter`: between cells; a tab in .tsv files and a comma in others. `decimal`: the decimal sign. `has_header`:
-    whether the first line holds names.
+    whether the first line holds names. `names`: those that the table should have; a first line with all of them is one
+    of names, also where they are numbers.
     """
 
     delimiter: str | None = None
     decimal: str = "."
     has_header: bool | None = None
+    names: tuple[str, ...] | None = None
 
 
 class Choice(NamedTuple):
@@ -154,10 +156,15 @@ def _suffix(path: Path) -> str:
 
 
 def _read_npy(path: Path, chunk: int, choice: Choice) -> Table:
+    with open(path, "rb") as file:
+        if file.read(6) != b"\x93NUMPY":  # NumPy would advise to load it without a check
+            raise TableError(f"{path}: expected an array as np.save writes it, found something else")
     return _array_table(np.load(path, mmap_mode="r", allow_pickle=False), path, chunk, choice)
 
 
 def _read_npz(path: Path, chunk: int, choice: Choice) -> Table:
+    if path.exists() and not zipfile.is_zipfile(path):
+        raise TableError(f"{path}: expected arrays as np.savez writes them, found something else")
     with np.load(path, allow_pickle=False) as file:
         if "X" not in file.files and len(file.files) != 1:
             raise TableError(f"{path}: expected one array, or one called X, got {', '.join(file.files) or 'none'}")
@@ -225,6 +232,8 @@ def _has_names(first: Sequence[str], second: Sequence[str] | None, path: Path, t
     """Whether the first line holds names; an error where that cannot be told."""
     if text.has_header is not None:
         return text.has_header
+    if text.names and set(text.names) <= {cell.strip() for cell in first}:
+        return True
     numbers = [_number(cell, text.decimal) for cell in first]
     is_name = [number is None for number in numbers]
     if any(is_name) and all(named or not cell.strip() for cell, named in zip(first, is_name, strict=True)):
@@ -250,8 +259,9 @@ def _may_be_names(
     """Whether numbers in the first line look like names: wavelengths, years, or those that pandas gives.
 
     These are 0, 1, 2, ..., also after the empty cell that pandas leaves above its index; words for missing values
-    alone; and numbers that rise or fall: five of them, four whole numbers, three at the same distance from each other,
-    or two that are all of another size than what is below them, or after an empty cell above a whole number.
+    alone; different whole numbers, in any order, after an empty cell above a whole number, or above a line without
+    whole numbers; and numbers that rise or fall: five of them, four whole numbers, three at the same distance from each
+    other, or two that are all of another size than what is below them, or after an empty cell above a whole number.
     """
     numbers = [np.nan if number is None else number for number in found]
     if np.isnan(numbers).all():
@@ -263,13 +273,16 @@ def _may_be_names(
     named = np.array(numbers[has_blank:])
     if len(first) < 2 or not np.isfinite(named).all():
         return False
+    are_integers = bool((named == np.round(named)).all())
+    is_over_fractions = second is not None and not any(cell.strip().lstrip("+-").isdecimal() for cell in second)
+    if are_integers and len(set(named)) == named.size and (has_blank or (is_over_fractions and named.size > 1)):
+        return True
     steps = np.diff(named)
     if steps.size == 0 or not ((steps > 0).all() or (steps < 0).all()):
         return False
     if second is not None and (has_blank or _are_of_other_size(named, second[has_blank:], text)):
         return True
     is_even = bool(np.allclose(steps, steps[0], rtol=1e-3, atol=0.0))
-    are_integers = bool((named == np.round(named)).all())
     # names alone would be a table without rows
     return named.size >= (3 if is_even else 4 if are_integers else 5 if second is not None else math.inf)
 
