@@ -41,6 +41,15 @@ def test_rows_of_their_own():
         assert groups_of_copies(x) is None
 
 
+def test_folds_are_equal_with_groups_of_any_size():
+    copies = np.concatenate([np.repeat(np.arange(9), 100), np.arange(9, 109)])
+    for seed in range(5):
+        folds = assign_folds(1000, 5, np.random.default_rng(seed), copies)
+        assert np.bincount(folds).tolist() == [200] * 5
+    assert (folds[:900] != assign_folds(1000, 5, np.random.default_rng(0), copies)[:900]).any()
+    assert np.bincount(assign_folds(12, 5, np.random.default_rng(0), np.repeat(np.arange(3), 4))).tolist() == [4] * 3
+
+
 def test_copies_are_in_one_fold(data):
     repeated = np.concatenate([data, data[:50], data[:20]])
     same = np.concatenate([np.arange(90), np.arange(50), np.arange(20)])
@@ -49,7 +58,7 @@ def test_copies_are_in_one_fold(data):
         noise_folds(repeated, None, NoiseOptions(1, 5, 0.01, 2, 0)),
     ):
         np.testing.assert_array_equal(folds, folds[:90][same])
-        assert np.bincount(folds[:90]).tolist() == [18] * 5
+        assert np.bincount(folds).tolist() == [32] * 5
     of_fit = mock.patch.object(learn, "assign_folds", wraps=assign_folds)
     of_noise = mock.patch.object(feature_noise, "assign_folds", wraps=assign_folds)
     with of_fit as of_fit, of_noise as of_noise:

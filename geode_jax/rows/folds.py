@@ -3,6 +3,7 @@
 A *holdout* is the set of folds that a dictionary is not learned from: none, one, or two.
 """
 
+import heapq
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,11 +18,18 @@ def assign_folds(
 ) -> np.ndarray:
     """The fold of every row, (n,); folds have equal sizes up to one row.
 
-    `copies`, (n,): groups of rows that are in one fold, of which folds have equal numbers then.
+    `copies`, (n,): groups of rows that are in one fold. Folds are then as equal as large groups let them be.
     """
-    if copies is not None:
-        return assign_folds(int(copies.max()) + 1, num_folds, rng)[copies]
-    return rng.permutation(np.arange(num_rows) % min(num_folds, num_rows))
+    if copies is None:
+        return rng.permutation(np.arange(num_rows) % min(num_folds, num_rows))
+    sizes = np.bincount(copies)
+    fold = np.zeros(sizes.size, dtype=int)
+    filled = [(0, number) for number in range(min(num_folds, sizes.size))]
+    # the largest first, in random order among equals, each to the fold that has the fewest rows
+    for group in np.lexsort((rng.random(sizes.size), -sizes)).tolist():
+        rows, fold[group] = filled[0]
+        heapq.heapreplace(filled, (rows + int(sizes[group]), int(fold[group])))
+    return fold[copies]
 
 
 def fold_sizes(folds: np.ndarray, processes: Processes = ALONE) -> np.ndarray:
