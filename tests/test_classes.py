@@ -259,6 +259,22 @@ def test_calibration_tempers_densities_that_are_too_sure(train):
     assert spread[1] < 0.2 * spread[0]
 
 
+def test_calibration_holds_for_given_class_probabilities():
+    """Rows of a class that will be rarer count less: they are not there to be told from the others at any price."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(160) % 2
+    rows = rng.normal(size=(160, 12)) + 0.3 * labels[:, None]
+    rows += 0.5 * rows @ rng.normal(size=(12, 12)) / np.sqrt(12)
+    found = [
+        geode_jax.fit_classes(
+            jax.random.key(0), rows, labels, class_probabilities=given, dictionary=SETTINGS, sampler=SAMPLER
+        ).power
+        for given in (None, [0.02, 0.98])
+    ]
+    assert 0.3 < found[0] < 0.7
+    assert found[1] == pytest.approx(found[0], rel=0.1)
+
+
 def test_few_observed_features_are_not_trusted_less_each(reduced, test, monkeypatch):
     """One row that is wrong the more, the more of it is seen, while all others are sure of their class."""
     own = test[1]
@@ -270,7 +286,7 @@ def test_few_observed_features_are_not_trusted_less_each(reduced, test, monkeypa
         return found[:, :, None]
 
     monkeypatch.setattr(calibration, "class_log_densities", densities)
-    exponent = calibration._best_exponent(reduced, 1.0, test[0], own, np.zeros(60))
+    exponent = calibration._best_exponent(reduced, 1.0, test[0], own, np.zeros(60), np.ones(60))
     assert exponent == pytest.approx(0.0, abs=1e-4)
 
 

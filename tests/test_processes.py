@@ -595,9 +595,7 @@ def test_rows_for_calibration_are_those_of_one_process(monkeypatch):
     """Every third of each class, and a quarter of these for the exponent: in the same order, with what is theirs."""
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 80)
     monkeypatch.setattr(calibration, "PARTIAL_CALIBRATION_ROWS", 20)
-    monkeypatch.setattr(
-        calibration, "_best_exponent", lambda posterior, power, rows, own, optimism: (rows, own, optimism)
-    )
+    monkeypatch.setattr(calibration, "_best_exponent", lambda posterior, power, rows, own, *rest: (rows, own, *rest))
     monkeypatch.setattr(calibration, "class_log_densities", lambda posterior, rows: rows[:, :2])
     monkeypatch.setattr(calibration, "mean_over_draws", lambda densities: densities.copy())
     monkeypatch.setattr(calibration, "to_model", lambda rows, *_: rows)

@@ -57,11 +57,14 @@ def calibrated_powers(
     optimism = log_density[np.arange(own.size), own] - log_own - outside
     log_density[np.arange(own.size), own] -= optimism
     # at most 1: that the densities separate the training rows does not justify more confidence than they express
-    power = float(np.exp(_best(posterior, log_density, own, np.exp, (np.log(1e-3), 0.0))))
+    # with other class probabilities than the training rows' shares, rows count as often as these say
+    counts = processes.total(np.bincount(index, minlength=posterior.num_classes))
+    weight = (np.exp(posterior.log_prior) * counts.sum() / counts)[own]
+    power = float(np.exp(_best(posterior, log_density, own, weight, np.exp, (np.log(1e-3), 0.0))))
     if rows[:, posterior.varying_features].shape[1] < 2:
         return power, 0.0
     few = _at_most(np.arange(own.size), PARTIAL_CALIBRATION_ROWS)
-    return power, _best_exponent(posterior, power, rows[few], own[few], optimism[few])
+    return power, _best_exponent(posterior, power, rows[few], own[few], optimism[few], weight[few])
 
 
 def _at_most(index: np.ndarray, number: int) -> np.ndarray:
@@ -70,7 +73,12 @@ def _at_most(index: np.ndarray, number: int) -> np.ndarray:
 
 
 def _best_exponent(
-    posterior: ClassPosterior, power: float, rows: np.ndarray, own: np.ndarray, optimism: np.ndarray
+    posterior: ClassPosterior,
+    power: float,
+    rows: np.ndarray,
+    own: np.ndarray,
+    optimism: np.ndarray,
+    weight: np.ndarray,
 ) -> float:
     """The exponent that fits best after features of each row are hidden at random, at least one being kept.
 
@@ -87,20 +95,28 @@ def _best_exponent(
     log_density = mean_over_draws(class_log_densities(posterior, hidden))
     # the optimism of a row's density under the class that was learned from it adds up over features
     log_density[np.arange(own.size), own] -= optimism * share[:, 0]
-    return _best(posterior, log_density, own, lambda value: np.minimum(1.0, power * share**value), (-2.0, 0.0))
+
+    def power_at(value: float) -> np.ndarray:
+        return np.minimum(1.0, power * share**value)
+
+    return _best(posterior, log_density, own, weight, power_at, (-2.0, 0.0))
 
 
 def _best(
     posterior: ClassPosterior,
     log_density: np.ndarray,
     own: np.ndarray,
+    weight: np.ndarray,
     power: Callable[[float], np.ndarray | float],
     bounds: tuple[float, float],
 ) -> float:
-    """The value for which densities raised to ``power(value)`` give the rows' true classes the highest probability."""
+    """The value for which densities raised to ``power(value)`` give the rows' true classes the highest probability.
+
+    `weight`, (n,): how much each row counts.
+    """
 
     def loss(value: float) -> float:
         scores = posterior.log_prior + power(value) * log_density
-        return float(-special.log_softmax(scores, axis=1)[np.arange(own.size), own].mean())
+        return float(-np.average(special.log_softmax(scores, axis=1)[np.arange(own.size), own], weights=weight))
 
     return float(optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x)
