@@ -265,9 +265,10 @@ def test_calibration_holds_for_given_class_probabilities():
     labels = np.arange(160) % 2
     rows = rng.normal(size=(160, 12)) + 0.3 * labels[:, None]
     rows += 0.5 * rows @ rng.normal(size=(12, 12)) / np.sqrt(12)
+    settings = geode_jax.DictionarySettings(num_trees=1, max_rank=3, depth=2)
     found = [
         geode_jax.fit_classes(
-            jax.random.key(0), rows, labels, class_probabilities=given, dictionary=SETTINGS, sampler=SAMPLER
+            jax.random.key(0), rows, labels, class_probabilities=given, dictionary=settings, sampler=SAMPLER
         ).power
         for given in (None, [0.02, 0.98])
     ]
