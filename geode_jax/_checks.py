@@ -14,6 +14,9 @@ from scipy import sparse
 
 from geode_jax._typing import ArrayLike, KeyArray
 
+# Characters of a wrong value that an error shows.
+LONGEST_SHOWN = 80
+
 
 def check_key(key: Any, name: str = "key") -> KeyArray:
     """Return a scalar typed JAX key, wrapping a legacy ``uint32[2]`` key."""
@@ -41,7 +44,7 @@ def _refuse_traced(value: Any, name: str) -> None:
 def check_integer(value: Any, name: str, minimum: int) -> int:
     """Return `value` as an int, at least `minimum`; bools and floats are rejected."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}: expected an integer, got {value!r} of type {type(value).__name__}")
+        raise TypeError(f"{name}: expected an integer, got {_shown(value)}")
     if value < minimum:
         raise ValueError(f"{name}: expected an integer of at least {minimum}, got {value}")
     return int(value)
@@ -50,7 +53,7 @@ def check_integer(value: Any, name: str, minimum: int) -> int:
 def check_number(value: Any, name: str, *, above: float, below: float = np.inf) -> float:
     """Return `value` as a float inside the open interval (`above`, `below`)."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: expected a number, got {value!r} of type {type(value).__name__}")
+        raise TypeError(f"{name}: expected a number, got {_shown(value)}")
     try:
         number = float(value)
     except OverflowError:
@@ -68,7 +71,14 @@ def check_instance(value: Any, name: str, kinds: type | tuple[type | None, ...])
     if any(value is None if kind is None else isinstance(value, kind) for kind in options):
         return value
     names = " or ".join("None" if kind is None else kind.__name__ for kind in options)
-    raise TypeError(f"{name}: expected {names}, got {value!r} of type {type(value).__name__}")
+    has_posterior = any(kind is not None and isinstance(getattr(value, "posterior_", None), kind) for kind in options)
+    raise TypeError(f"{name}: expected {names}, got {_shown(value)}{'; pass its posterior_' if has_posterior else ''}")
+
+
+def _shown(value: Any) -> str:
+    """A value and its type, in one line; of what does not fit there the type alone."""
+    found, kind = repr(value), type(value).__name__
+    return f"{found} of type {kind}" if len(found) <= LONGEST_SHOWN and "\n" not in found else f"one of type {kind}"
 
 
 def check_mesh(mesh: Any, limits: Mapping[str, int | None], name: str = "mesh") -> Mesh | None:

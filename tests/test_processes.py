@@ -608,13 +608,14 @@ def test_rows_for_calibration_are_those_of_one_process(monkeypatch):
 
     def chosen(x, labels, processes):
         held_out = [x[labels == number, 2] for number in range(2)]
-        power, (rows, own, optimism) = calibration.calibrated_powers(posterior, x, labels, held_out, processes)
-        return power, rows, own, optimism
+        power, values = calibration.calibrated_powers(posterior, x, labels, held_out, processes)
+        return power, *values
 
     expected = chosen(x, labels, ALONE)
     np.testing.assert_array_equal(expected[1], x[np.argsort(labels, kind="stable")][::12])
     np.testing.assert_array_equal(expected[2], np.sort(labels)[::12])
     np.testing.assert_allclose(expected[3], expected[1][np.arange(20), expected[2]] - expected[1][:, 2])
+    np.testing.assert_allclose(expected[4], 240 / np.bincount(labels)[expected[2]])
     for found in _Together((100, 140))(lambda it: chosen(it.own_part(x), it.own_part(labels), it)):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other)

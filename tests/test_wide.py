@@ -649,3 +649,32 @@ def test_the_ranking_is_kept_as_long_as_the_dictionary(wide, monkeypatch):
     gc.collect()
     assert len(rows_module._KEPT) == before
     jax.clear_caches()  # what was traced with one direction
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [1e-2, 1e-3])
+def test_noise_of_very_different_deviations_in_float32(noise):
+    """Along axes of the space the noise is some hundred times that outside: few features do not tell most of it."""
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(24, 2))
+    x = np.tanh(z) @ rng.normal(size=(2, 70)) + 0.3 * np.square(z) @ rng.normal(size=(2, 70))
+    x += noise * (rng.normal(size=(24, 2)) @ rng.normal(size=(2, 70)) + rng.normal(size=(24, 70)))
+    posterior = geode_jax.fit(
+        jax.random.key(0),
+        x,
+        dictionary=geode_jax.DictionarySettings(num_trees=1, depth=2, max_rank=3),
+        sampler=geode_jax.SamplerSettings(num_warmup=4, num_samples=4),
+    )
+    assert posterior.noise_deviation.max() > 100.0 * posterior.noise_deviation.min()
+    rows = np.full((6, 70), np.nan)
+    for row, number in zip(rows, (1, 1, 2, 3, 5, 20), strict=True):
+        shown = rng.permutation(70)[:number]
+        row[shown] = x[0, shown]
+    found, precise = (geode_jax.log_density(one, rows) for one in (posterior, in_float64(posterior)))
+    np.testing.assert_allclose(found, precise, atol=1e-3)
+    (mean, deviation), (expected, width) = (
+        geode_jax.condition(one, rows).mean_and_std() for one in (posterior, in_float64(posterior))
+    )
+    hidden = np.isnan(rows)
+    np.testing.assert_allclose((mean - expected)[hidden] / width[hidden], 0.0, atol=1e-3)
+    np.testing.assert_allclose(deviation[hidden], width[hidden], rtol=1e-3)

@@ -100,7 +100,7 @@ class Checkpoint:
         if header["version"] < _FORMAT_VERSION:
             raise ValueError("it was written by an earlier geode_jax, which draws otherwise; use a new folder")
         if header["digest"] != self.digest:
-            raise ValueError("it belongs to a fit with another key, other data or other settings")
+            raise ValueError("it belongs to a fit with another key, other data or other settings; use a new folder")
         if header["name"] != name:
             raise ValueError(f"it holds {header['name']!r}: files were moved or swapped")
         for what, now in self.made_by.items():

@@ -169,7 +169,8 @@ def sample_forests(
             raise KeyboardInterrupt from None
         samples = interruption.samples
         num_draws = samples.draws.log_joint.shape[2]
-        warn_user(f"interrupted: the posterior has {num_draws} of {request.sampler.num_samples} draws per chain")
+        how = "" if kept is None else f"; the same call goes on from {kept.folder}"
+        warn_user(f"interrupted: the posterior has {num_draws} of {request.sampler.num_samples} draws per chain{how}")
     if len(forests) == 1:
         return [samples]
     num_trees = forests[0].num_trees

@@ -18,6 +18,7 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, Bool
 from geode_jax.learning.class_span import Reduction
 from geode_jax.math.lowrank import largest_signal
+from geode_jax.math.rows_in_space import outside_deviation
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.blocks import slices
@@ -32,6 +33,10 @@ FARTHEST_IN_FLOAT32 = 4.0
 # multiplies. With a noise covariance in a space, the rounding error is up to ten times as large (`_whitened` in
 # math/rows_in_space.py).
 LARGEST_SIGNAL_IN_NOISE = 2e5
+# Nor are the noise's deviations along axes of the space more than so many times that outside: along what is not seen,
+# rounding errors are multiplied by the square of this ratio. At 27 float32 has densities to 1e-4 nats; at 260 they were
+# off by a tenth of a nat, or -inf, and means by five deviations.
+LARGEST_DEVIATION_IN_NOISE = 30.0
 
 # The same for classes in a common span, over the noise outside and over that inside: their covariances are summed and
 # factored as they are (predict/class_span.py), and small eigenvalues are lost in the rounding of large ones. At this
@@ -87,10 +92,13 @@ def _needs_digits(posterior: Posterior | ClassPosterior) -> bool:
 
 
 def _has_too_large_signals(posterior: Posterior) -> bool:
-    """Whether a node with rows has a variance, over the noise, that its dtype cannot hold where rows miss features."""
+    """Whether a node with rows, or the noise, has a variance that its dtype cannot hold where rows miss features."""
     limit = largest_signal(posterior.dictionary.max_rank, posterior.dtype)
     if posterior.noise_deviation is not None:
         limit = min(limit, LARGEST_SIGNAL_IN_NOISE)
+        outside = outside_deviation(posterior.noise_deviation, posterior.row_space.shape[0])
+        if posterior.noise_deviation.max() > LARGEST_DEVIATION_IN_NOISE * outside:
+            return True
     return _has_signal_above(posterior, np.log(limit))
 
 
