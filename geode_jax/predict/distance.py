@@ -18,7 +18,6 @@ from geode_jax._runtime.jax_settings import jax_settings
 from geode_jax._typing import ArrayLike, Bool
 from geode_jax.learning.class_span import Reduction
 from geode_jax.math.lowrank import largest_signal
-from geode_jax.math.rows_in_space import outside_deviation
 from geode_jax.posterior.classes import ClassPosterior
 from geode_jax.posterior.posterior import Posterior
 from geode_jax.rows.blocks import slices
@@ -96,8 +95,8 @@ def _has_too_large_signals(posterior: Posterior) -> bool:
     limit = largest_signal(posterior.dictionary.max_rank, posterior.dtype)
     if posterior.noise_deviation is not None:
         limit = min(limit, LARGEST_SIGNAL_IN_NOISE)
-        outside = outside_deviation(posterior.noise_deviation, posterior.row_space.shape[0])
-        if posterior.noise_deviation.max() > LARGEST_DEVIATION_IN_NOISE * outside:
+        root = None if posterior.space is None else posterior.space.root
+        if root is not None and np.max(root.deviation) > LARGEST_DEVIATION_IN_NOISE * root.outside:
             return True
     return _has_signal_above(posterior, np.log(limit))
 
