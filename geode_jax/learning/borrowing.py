@@ -53,8 +53,8 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
 def _usual_square(training: Training) -> float:
     """The mean squared coordinate of a row, about 0, that is larger than of all but the farthest rows."""
     rows = training.processes.sample(np.arange(training.x.shape[0]), SOME_ROWS)
-    x = training.processes.joined(np.asarray(training.x[rows], np.float64))
-    squares = np.square(x).sum(axis=1) / training.num_features
+    x = training.x[rows]
+    squares = training.processes.joined(np.einsum("ij,ij->i", x, x, dtype=np.float64)) / training.num_features
     return float(np.quantile(squares, 1.0 - FAR_SHARE))
 
 

@@ -140,7 +140,7 @@ def _usual_deviation(
     every = np.arange(data.shape[1])[features]
     some = np.sort(np.random.default_rng(0).permutation(every)[:SOME_FEATURES])
     rows = processes.sample(np.arange(data.shape[0]), SOME_ROWS)
-    sample = processes.joined(np.asarray(data[rows][:, some], np.float64) / largest)
+    sample = processes.joined(data[np.ix_(rows, some)].astype(np.float64) / largest)
     sample = sample[~np.isnan(sample).all(axis=1)][:, ~np.isnan(sample).all(axis=0)]
     if sample.size == 0:
         return 0.0
@@ -151,10 +151,12 @@ def _usual_deviation(
 def _medians(data: np.ndarray | RowFiles, processes: Processes, otherwise: np.ndarray) -> np.ndarray:
     """Medians of the columns, (D,), from some rows; those of `otherwise` where these show nothing."""
     rows = processes.sample(np.arange(data.shape[0]), SOME_ROWS)
-    sample = processes.joined(np.asarray(data[rows], np.float64))
-    is_seen = ~np.isnan(sample).all(axis=0)
     found = otherwise.copy()
-    found[is_seen] = np.nanmedian(sample[:, is_seen], axis=0)
+    for features in slices(data.shape[1], SOME_ROWS):
+        some = np.arange(data.shape[1])[features]
+        sample = processes.joined(data[np.ix_(rows, some)].astype(np.float64))
+        is_seen = ~np.isnan(sample).all(axis=0)
+        found[some[is_seen]] = np.nanmedian(sample[:, is_seen], axis=0)
     return found
 
 
