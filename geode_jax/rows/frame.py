@@ -113,8 +113,7 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
         if of_rows.size:
             farthest = max(farthest, (float(of_rows.max()), rows.start + int(of_rows.argmax())))
     squares = float(processes.total(np.array(squares, np.float64)))
-    # the root-mean-square of the smallest numbers may be 0 in float64
-    scale = max(largest * np.sqrt(squares / count[varying].sum()), np.finfo(np.float64).tiny)
+    scale = largest * np.sqrt(squares / count[varying].sum())
     usual = _usual_deviation(data, varying, largest, processes)
     if scale > FAR * usual > 0.0:
         if farthest[0] > 0.5 * squares:
@@ -126,6 +125,8 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
         scale = usual
         shift = np.where(lowest == highest, shift, _medians(data, processes, shift))
         spread = np.maximum(highest - shift, shift - lowest)
+    # that of the smallest numbers may be 0 in float64
+    scale = max(scale, np.finfo(np.float64).tiny)
     is_small = (spread > 0.0) & (spread < LEAST_SPREAD * scale)
     return Frame(shift, np.where(is_small, spread, scale), features=features)
 
