@@ -14,7 +14,7 @@ from scipy import sparse
 
 from geode_jax._typing import ArrayLike, KeyArray
 
-# Characters of a wrong value that an error shows.
+# An error shows a wrong value only if it has at most so many characters.
 LONGEST_SHOWN = 80
 
 
@@ -76,9 +76,11 @@ def check_instance(value: Any, name: str, kinds: type | tuple[type | None, ...])
 
 
 def _shown(value: Any) -> str:
-    """A value and its type, in one line; of what does not fit there the type alone."""
+    """A value and its type; the type alone if the value takes more than one line."""
     found, kind = repr(value), type(value).__name__
-    return f"{found} of type {kind}" if len(found) <= LONGEST_SHOWN and "\n" not in found else f"one of type {kind}"
+    return (
+        f"{found} of type {kind}" if len(found) <= LONGEST_SHOWN and "\n" not in found else f"an object of type {kind}"
+    )
 
 
 def check_mesh(mesh: Any, limits: Mapping[str, int | None], name: str = "mesh") -> Mesh | None:

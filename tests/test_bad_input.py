@@ -211,11 +211,11 @@ def test_calls(fitted, case):
 
 
 def test_not_a_posterior(fitted):
-    with pytest.raises(TypeError, match="forest: expected Forest, got one of type Posterior"):
+    with pytest.raises(TypeError, match="forest: expected Forest, got an object of type Posterior"):
         geode_jax.held_out_log_density(fitted, fitted)
     with pytest.raises(TypeError, match=r"posterior: expected Posterior, got .* of type int"):
         geode_jax.log_density(3, X)
-    with pytest.raises(TypeError, match=r"^posterior: expected Posterior, got one of type ndarray$"):
+    with pytest.raises(TypeError, match=r"^posterior: expected Posterior, got an object of type ndarray$"):
         geode_jax.log_density(np.zeros((200, 3)), fitted)
     model = geode_jax.GeodeDensity()
     model.posterior_ = fitted

@@ -260,7 +260,7 @@ def test_calibration_tempers_densities_that_are_too_sure(train):
 
 
 def test_calibration_holds_for_given_class_probabilities():
-    """Rows of a class that will be rarer count less: they are not there to be told from the others at any price."""
+    """Rows of a class that will be rarer count less; counted alike, they would ask for the largest power."""
     rng = np.random.default_rng(0)
     labels = np.arange(160) % 2
     rows = rng.normal(size=(160, 12)) + 0.3 * labels[:, None]

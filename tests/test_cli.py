@@ -587,6 +587,15 @@ def test_some_columns_and_an_index(folder, capsys, data):
     np.testing.assert_array_equal(open_table(folder / "blank.csv", 4).whole(), [[np.nan, np.nan], [1, 2]])
 
 
+def test_whole_numbers_that_floats_hold(tmp_path):
+    frame = pd.DataFrame({"a": [2**60, 10**16, -(2**53)], "b": pd.array([2**63, None, 1], "UInt64")})
+    frame.to_parquet(tmp_path / "x.parquet")
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    for suffix in ("parquet", "csv"):
+        found = open_table(tmp_path / f"x.{suffix}", 9).whole()
+        np.testing.assert_array_equal(found, [[2**60, 2**63], [10**16, np.nan], [-(2**53), 1]])
+
+
 def test_numbers_that_are_the_models_names(tmp_path, data, capsys):
     """Columns called by numbers, as pandas calls them, are told from a row once the model has these names."""
     frame = pd.DataFrame(data)

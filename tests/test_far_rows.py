@@ -176,19 +176,29 @@ def test_a_far_training_row_sets_no_unit(dtype):
     clean = learn_frame(x)
     np.testing.assert_allclose(clean.scale, np.sqrt(np.var(x.astype(np.float64), axis=0).mean()), rtol=1e-12)
     np.testing.assert_allclose(clean.shift, x.mean(axis=0, dtype=np.float64), rtol=1e-12)
-    one = np.where(np.arange(300)[:, None] == 5, dtype(1e9), x)
-    one[7, 2] = np.nan
-    with pytest.warns(RuntimeWarning, match="^X: row 5 is 7e.08 times as far from the mean as most rows"):
-        frame = learn_frame(one)
-    assert 0.9 < (frame.scale / clean.scale).min() <= (frame.scale / clean.scale).max() < 2.0
-    np.testing.assert_allclose(frame.shift, np.nanmedian(one, axis=0), rtol=1e-6)
-    some = np.where(np.arange(300)[:, None] % 20 == 5, dtype(-9999.0), x)  # none of them has most of all squares
-    assert 0.9 < (learn_frame(some).scale / clean.scale).min() < 2.0
-    # a tenth of the rows far off, or the unit of one column far larger, are as the data are
+    for value, told in ((1e9, "6e.08"), (1e30, "6e.29"), *([(1e300, "6e.299")] if dtype is np.float64 else [])):
+        one = np.where(np.arange(300)[:, None] == 5, dtype(value), x)
+        one[7, 2] = np.nan
+        with pytest.warns(RuntimeWarning, match=f"^X: row 5 is {told} times as far from the mean as most rows"):
+            frame = learn_frame(one)
+        assert 0.9 < (frame.scale / clean.scale).min() <= (frame.scale / clean.scale).max() < 2.0
+        np.testing.assert_allclose(frame.shift, np.nanmedian(one, axis=0), rtol=1e-6)
+    some = np.where(np.arange(300)[:, None] % 30 == 5, dtype(-9999.0), x)  # none of them has most of all squares
+    assert 0.9 < (learn_frame(some).scale / clean.scale).min() < 3.0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_that_set_the_unit(dtype):
+    """A ninth of them far off, one column of another unit, and rows of which most hardly differ."""
+    rng = np.random.default_rng(0)
+    x = _near_a_plane(300, rng).astype(dtype)
     tenth = np.where(np.arange(300)[:, None] % 9 == 5, dtype(-9999.0), x)
-    np.testing.assert_allclose(learn_frame(tenth).scale, np.sqrt(np.var(tenth, axis=0, dtype=np.float64).mean()))
     wide = x * np.where(np.arange(6) == 3, 1e6, 1.0).astype(dtype)
-    np.testing.assert_allclose(learn_frame(wide).scale, np.sqrt(np.var(wide, axis=0, dtype=np.float64).mean()))
+    wider = rng.normal(size=(300, 1500)).astype(dtype) * np.where(np.arange(1500) == 700, 1e4, 1.0).astype(dtype)
+    alike = np.where(np.arange(300)[:, None] % 30 == 5, x, dtype(1e-20) * x)
+    for rows in (tenth, wide, wider, alike):
+        expected = np.sqrt(np.var(rows.astype(np.float64), axis=0).mean())
+        np.testing.assert_allclose(learn_frame(rows).scale, expected, rtol=1e-6)
 
 
 @pytest.mark.slow

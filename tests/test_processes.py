@@ -33,7 +33,7 @@ from geode_jax.math.row_uniforms import _products, uniforms_of_rows
 from geode_jax.model.statistics import Statistics
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.folds import assign_folds
-from geode_jax.rows.frame import Frame
+from geode_jax.rows.frame import Frame, learn_frame
 from geode_jax.rows.processes import ALONE, Processes
 from geode_jax.rows.training import Training
 from geode_jax.settings import SliceMembership
@@ -619,3 +619,17 @@ def test_rows_for_calibration_are_those_of_one_process(monkeypatch):
     for found in _Together((100, 140))(lambda it: chosen(it.own_part(x), it.own_part(labels), it)):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other)
+
+
+def test_a_far_row_sets_no_unit():
+    """One of which has no rows, as in one process; a column that never varies keeps its value."""
+    x = np.column_stack([np.random.default_rng(0).normal(size=(300, 6)), np.full(300, 7.0)])
+    x[5, :6] = 1e6
+    with pytest.warns(RuntimeWarning, match="^X: row 5 is"):
+        whole = learn_frame(x)
+    assert whole.shift[6] == 7.0
+    with pytest.warns(RuntimeWarning, match="^X: row 5 is"):
+        found = _Together((0, 180, 120))(lambda it: learn_frame(it.own_part(x), it))
+    for one in found:
+        np.testing.assert_allclose(one.scale, whole.scale)
+        np.testing.assert_allclose(one.shift, whole.shift)

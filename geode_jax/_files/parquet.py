@@ -9,6 +9,8 @@ import numpy as np
 
 # What pandas calls an index without a name.
 INDEX = "__index_level_0__"
+# From here on a float does not hold all whole numbers.
+LARGEST_WHOLE = 2**53
 # Numbers that are read at once: each column of a batch costs a call, whatever its length.
 BATCH_NUMBERS = 2**24
 
@@ -39,14 +41,17 @@ def _numbers(column: Any, name: str) -> np.ndarray:
     """A column as an array of numbers, if its values are any."""
     kind = str(column.type)
     if kind in ("int64", "uint64"):
-        try:
-            column = column.cast("float64")
-        except ValueError as error:  # it would be rounded
+        found = column.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+        whole = column.fill_null(0).to_numpy(zero_copy_only=False)
+        large = np.flatnonzero(np.abs(found) >= LARGEST_WHOLE)
+        rounded = [value for value in whole[large].tolist() if int(float(value)) != value]
+        if rounded:
             raise ValueError(
-                f"column {name!r}: expected numbers that a float holds, perhaps these are identifiers; leave it out"
-                f" ({error})"
-            ) from error
-    elif kind.startswith("decimal") or (column.null_count and kind in ("bool", "null")):
+                f"column {name!r}: expected numbers that a float holds, got {rounded[0]}, perhaps an identifier; leave"
+                " it out"
+            )
+        return found
+    if kind.startswith("decimal") or (column.null_count and kind in ("bool", "null")):
         column = column.cast("float64")  # else an array of objects
     return column.to_numpy(zero_copy_only=False)
 

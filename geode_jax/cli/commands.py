@@ -206,7 +206,7 @@ def _table(
 ) -> Table:
     """The table at `path`, that of the rows if None, in the format that the options state.
 
-    `names`: those of the model's features, which the table should have.
+    `names`: those of the model's features, which the table should have if no columns are chosen by name.
     """
     delimiter = "\t" if options.delimiter == r"\t" else options.delimiter
     for name, given in (("delimiter", "," if delimiter is None else delimiter), ("decimal", options.decimal)):
@@ -215,16 +215,16 @@ def _table(
     columns = None
     if options.columns is not None:  # in quotes where a name has a comma
         try:
-            names = next(csv.reader([options.columns], skipinitialspace=True), [""])
+            chosen = next(csv.reader([options.columns], skipinitialspace=True), [""])
         except csv.Error as error:
             raise TableError(f"--columns: expected names on one line, got {options.columns!r} ({error})") from None
-        columns = tuple(name.strip() for name in names)
+        columns = tuple(name.strip() for name in chosen)
     if columns is not None and len(set(columns)) < len(columns):
         raise TableError(f"--columns: expected different names, got {options.columns!r}")
     if columns is not None and not any(columns):
         raise TableError(f"--columns: expected names, got {options.columns!r}")
     choice = Choice(columns, options.index)
-    known = None if names is None else tuple(name.strip() for name in names)
+    known = columns or tuple(name.strip() for name in names or [])
     text = TextFormat(delimiter, options.decimal, options.header, known)
     return open_table(path or options.data, chunk, text, choice)
 

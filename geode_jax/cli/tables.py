@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from geode_jax._files.parquet import blocks_of, index_columns, pyarrow_parquet
+from geode_jax._files.parquet import LARGEST_WHOLE, blocks_of, index_columns, pyarrow_parquet
 from geode_jax._files.whole import written_whole
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".parquet")
@@ -22,8 +22,6 @@ _MISSING = frozenset(
 
 # A first line whose numbers are all so many times as large as those below it may hold names.
 OTHER_SIZE = 10.0
-# From here on a float does not hold all whole numbers.
-LARGEST_WHOLE = 2**53
 
 Write = Callable[[np.ndarray], None]
 
@@ -232,7 +230,7 @@ def _has_names(first: Sequence[str], second: Sequence[str] | None, path: Path, t
     """Whether the first line holds names; an error where that cannot be told."""
     if text.has_header is not None:
         return text.has_header
-    if text.names and set(text.names) <= {cell.strip() for cell in first}:
+    if text.names and len(text.names) > 1 and set(text.names) <= {cell.strip() for cell in first}:
         return True
     numbers = [_number(cell, text.decimal) for cell in first]
     is_name = [number is None for number in numbers]
@@ -331,7 +329,7 @@ def _numbers(
     """The numbers in the chosen columns of a row; `first` is the first row."""
     if len(row) != len(first):
         hint = ""
-        if first[0].lstrip().startswith("#"):
+        if len(first) < len(row) and first[0].lstrip().startswith("#"):
             hint = "; if line 1 is a comment, take it out"
         elif len(row) == len(first) + 1 and not row[-1].strip():
             hint = "; the line ends with a delimiter"

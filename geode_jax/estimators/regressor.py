@@ -107,8 +107,8 @@ class GeodeRegressor(MultiOutputMixin, RegressorMixin, GeodeEstimator):
             )
         if (is_empty := np.isnan(data).all(axis=1) & np.isnan(responses).all(axis=1)).any():
             raise ValueError(
-                f"X, y: expected at least one observed value in every row of both, but {int(is_empty.sum())} rows are"
-                f" all NaN (the first is row {np.flatnonzero(is_empty)[0]})"
+                "X, y: expected at least one observed value in every row of both together, but row"
+                f" {np.flatnonzero(is_empty)[0]} has none"
             )
         with np.errstate(all="ignore"):  # the check tells of it
             self.y_mean_, self.y_scale_ = _frame(data, responses)

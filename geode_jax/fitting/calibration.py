@@ -56,10 +56,11 @@ def calibrated_powers(
     outside = posterior.log_density_outside(to_model(rows, posterior.frame, posterior.dtype))
     optimism = log_density[np.arange(own.size), own] - log_own - outside
     log_density[np.arange(own.size), own] -= optimism
-    # at most 1: that the densities separate the training rows does not justify more confidence than they express
-    # with other class probabilities than the training rows' shares, rows count as often as these say
+    # with other class probabilities than the training rows' shares, rows count as often as these say (where classes
+    # have complete rows in other shares than rows, nearly)
     counts = processes.total(np.bincount(index, minlength=posterior.num_classes))
     weight = (np.exp(posterior.log_prior) * counts.sum() / counts)[own]
+    # at most 1: that the densities separate the training rows does not justify more confidence than they express
     power = float(np.exp(_best(posterior, log_density, own, weight, np.exp, (np.log(1e-3), 0.0))))
     if rows[:, posterior.varying_features].shape[1] < 2:
         return power, 0.0

@@ -4,7 +4,7 @@ import numpy as np
 
 from geode_jax.forest.plan import Plan
 from geode_jax.learning.feature_noise import NoiseOptions, learn_feature_scales
-from geode_jax.learning.units import LEAST_GAIN, MOST_FEATURES, UnitsTrial, choose_units
+from geode_jax.learning.units import UnitsTrial, choose_units, least_gain
 from geode_jax.model.found import Decision
 from geode_jax.partition.metis import Partition
 from geode_jax.rows.frame import Frame
@@ -37,7 +37,7 @@ def _decision(trial: UnitsTrial) -> Decision:
         return Decision("units", taken, "the deviations of the features hardly differ")
     why = "gain of a unit for each feature"
     if trial.gain.is_clear and (trial.divisors == 1.0).all():
-        why += f", {LEAST_GAIN * min(trial.divisors.size, MOST_FEATURES):.2g} needed"
+        why += f", {least_gain(trial.divisors.size):.2g} needed"
     return Decision("units", taken, why, *trial.gain)
 
 

@@ -23,10 +23,9 @@ LEAST_NOISE = 1e-7
 # The same where noise cannot be told from signal. (In units of the variance after that division diabetes loses 0.7 nats
 # a row, and nothing else changes.)
 UNKNOWN_NOISE = 0.3
-# Noise of a scale's own cells that is more than so many times the squares of most rows is that of a few far rows.
-MOST_OF_USUAL = 10.0
-# Rows from which these squares are estimated, and their share among which the largest are not looked at.
-SOME_ROWS, FAR_SHARE = 1000, 0.1
+# Noise of a scale's own cells that is more than so many times the square of the row which all but a FAR_SHARE are
+# smaller than, and more than `UNKNOWN_NOISE`, is that of a few far rows. Some rows tell.
+MOST_OF_USUAL, FAR_SHARE, SOME_ROWS = 10.0, 0.05, 1000
 
 
 def typical_noise(training: Training, partition: Partition, subspaces: Subspaces) -> np.ndarray:
@@ -37,7 +36,7 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
     nodes has the noise of the one above it. That one row is bounded: a few rows that are far from all others, and from
     their own cells too, would make the noise of every scale.
     """
-    most = MOST_OF_USUAL * _usual_square(training)
+    most = max(MOST_OF_USUAL * _usual_square(training), UNKNOWN_NOISE)
     own, own_freedom = residuals_of_scales(cell_mixture(training, partition, subspaces), partition.depth + 1)
     chosen, freedom = residuals_of_scales(fit_quick_mixture(training, partition, subspaces), partition.depth + 1)
     noise = np.zeros(partition.depth + 1)
@@ -51,7 +50,7 @@ def typical_noise(training: Training, partition: Partition, subspaces: Subspaces
 
 
 def _usual_square(training: Training) -> float:
-    """The mean squared coordinate of a row, about 0, that is larger than of all but the farthest rows."""
+    """The `1 - FAR_SHARE` quantile, over rows, of a row's mean squared coordinate."""
     rows = training.processes.sample(np.arange(training.x.shape[0]), SOME_ROWS)
     x = training.x[rows]
     squares = training.processes.joined(np.einsum("ij,ij->i", x, x, dtype=np.float64)) / training.num_features

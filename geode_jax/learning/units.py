@@ -96,8 +96,13 @@ def choose_units(
     return UnitsTrial(deviations if is_taken else ones, gain)
 
 
+def least_gain(num_features: int) -> float:
+    """What a unit for each of so many features must gain, in nats per row."""
+    return LEAST_GAIN * min(num_features, MOST_FEATURES)
+
+
 def _is_worth(gain: Gain, num_features: int) -> bool:
-    return gain.is_clear and gain.mean > LEAST_GAIN * num_features
+    return gain.is_clear and gain.mean > least_gain(num_features)
 
 
 def _relative(sums: np.ndarray, sample: np.ndarray, folds: np.ndarray) -> np.ndarray:

@@ -16,20 +16,36 @@ Holdout: TypeAlias = tuple[int, ...]
 def assign_folds(
     num_rows: int, num_folds: int, rng: np.random.Generator, copies: np.ndarray | None = None
 ) -> np.ndarray:
-    """The fold of every row, (n,); folds have equal sizes up to one row.
+    """The fold of every row, (n,). Folds have equal sizes up to one row, or as equal as the largest groups let them be.
 
-    `copies`, (n,): groups of rows that are in one fold. Folds are then as equal as large groups let them be.
+    `copies`, (n,): groups of rows that are in one fold.
     """
     if copies is None:
         return rng.permutation(np.arange(num_rows) % min(num_folds, num_rows))
     sizes = np.bincount(copies)
     fold = np.zeros(sizes.size, dtype=int)
+    order = np.lexsort((rng.random(sizes.size), -sizes))  # the largest first, in random order among equals
+    num_several = int((sizes > 1).sum())
     filled = [(0, number) for number in range(min(num_folds, sizes.size))]
-    # the largest first, in random order among equals, each to the fold that has the fewest rows
-    for group in np.lexsort((rng.random(sizes.size), -sizes)).tolist():
+    for group in order[:num_several].tolist():  # each to the fold that has the fewest rows
         rows, fold[group] = filled[0]
         heapq.heapreplace(filled, (rows + int(sizes[group]), int(fold[group])))
-    return fold[copies]
+    rows_of = np.array([rows for rows, _ in sorted(filled, key=lambda pair: pair[1])])
+    fold[order[num_several:]] = _filling_up(rows_of, sizes.size - num_several)
+    # in any order: choices may be judged on the first folds only
+    return rng.permutation(rows_of.size)[fold][copies]
+
+
+def _filling_up(rows_of: np.ndarray, number: int) -> np.ndarray:
+    """Folds for so many more rows, (number,), which make folds that have `rows_of` rows as equal as can be."""
+    folds = np.argsort(rows_of, kind="stable")
+    rows = rows_of[folds]
+    # the level to which the first 1, 2, ... folds could be filled; those that are lower get rows
+    level = (np.cumsum(rows) + number) // np.arange(1, rows.size + 1)
+    some = int((level >= rows).sum())
+    more = level[some - 1] - rows[:some]
+    more[: number - int(more.sum())] += 1
+    return np.repeat(folds[:some], more)
 
 
 def fold_sizes(folds: np.ndarray, processes: Processes = ALONE) -> np.ndarray:

@@ -16,12 +16,14 @@ from geode_jax.rows.view import View
 FARTHEST = {"float32": 1e15, "float64": 1e140}
 # A feature that varies by less than this share of them all has a unit of its own: float32 could not hold it.
 LEAST_SPREAD = 1e-30
-# The unit is the data's root-mean-square deviation, unless it is so many times the deviation of all rows but the
-# `FAR_SHARE` that are farthest off: a few rows, as codes of missing values in all columns, would set the unit of all.
-# (Of other data it is at most 2: 1.6 for one Gaussian column, whose rows are the least alike.)
-FAR, FAR_SHARE = 3.0, 0.1
-# Rows and features from which that is estimated.
-SOME_ROWS, SOME_FEATURES = 2000, 500
+# The unit is the data's root-mean-square deviation, unless it is more than FAR times that of the row which all but
+# FAR_SHARE of the rows are nearer than: a few rows, as codes of missing values in all columns, would set the unit of
+# all. (Of a Gaussian column it is 0.5 times; heavy tails may pass 3.)
+FAR, FAR_SHARE = 3.0, 0.05
+# More than a hundredth of the rows further off than so many times that row are no exceptions: float32 would lose them.
+LOST, LOST_SHARE = 1e12, 0.01
+# Rows from which that is estimated.
+SOME_ROWS = 500
 
 
 class Frame(NamedTuple):
@@ -102,7 +104,7 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
         raise ValueError("X: expected at least two different rows, but all rows are equal")
     features = np.flatnonzero(lowest != highest) if (lowest == highest).any() else None
     varying = slice(None) if features is None else features
-    squares, farthest = 0.0, (0.0, 0)
+    squares, farthest = 0.0, (0.0, 0, 1)
     for rows in slices(*data.shape):
         block = _columns(data[rows], features)
         if features is not None and (tells_nothing := np.isnan(block).all(axis=1)).any():
@@ -111,54 +113,59 @@ def learn_frame(data: np.ndarray | RowFiles, processes: Processes = ALONE) -> Fr
         of_rows = np.nansum(np.square((block - shift[varying]) / largest), axis=1)
         squares += of_rows.sum()
         if of_rows.size:
-            farthest = max(farthest, (float(of_rows.max()), rows.start + int(of_rows.argmax())))
+            row = int(of_rows.argmax())
+            farthest = max(farthest, (float(of_rows[row]), rows.start + row, int((~np.isnan(block[row])).sum())))
     squares = float(processes.total(np.array(squares, np.float64)))
     scale = largest * np.sqrt(squares / count[varying].sum())
-    usual = _usual_deviation(data, varying, largest, processes)
-    if scale > FAR * usual > 0.0:
-        if farthest[0] > 0.5 * squares:
-            number, times = farthest[1], largest * np.sqrt(farthest[0] / shift[varying].size) / usual
-            warn_user(
-                f"X: row {number} is {times:.0e} times as far from the mean as most rows, and may spoil the density of"
-                " others; leave it out, or set to NaN what is no measurement"
-            )
-        scale = usual
-        shift = np.where(lowest == highest, shift, _medians(data, processes, shift))
+    medians, usual = _usual(data, shift, lowest != highest, processes)
+    has_far_rows = scale > FAR * usual > 0.0
+    if has_far_rows:
+        scale, shift = usual, medians
         spread = np.maximum(highest - shift, shift - lowest)
     # that of the smallest numbers may be 0 in float64
     scale = max(scale, np.finfo(np.float64).tiny)
     is_small = (spread > 0.0) & (spread < LEAST_SPREAD * scale)
+    if has_far_rows and farthest[0] > 0.5 * squares:
+        square, number, seen = farthest
+        row, times = processes.start + number, largest * (np.sqrt(square / seen) / usual)
+        warn_user(
+            f"X: row {row} is {times:.0e} times as far from the mean as most rows, and may spoil the density of others;"
+            " leave it out, or set to NaN what is no measurement"
+        )
     return Frame(shift, np.where(is_small, spread, scale), features=features)
 
 
-def _usual_deviation(
-    data: np.ndarray | RowFiles, features: np.ndarray | slice, largest: float, processes: Processes
-) -> float:
-    """The root-mean-square deviation from the medians of a row that more of the others are nearer to than farther.
+def _usual(
+    data: np.ndarray | RowFiles, shift: np.ndarray, is_varying: np.ndarray, processes: Processes
+) -> tuple[np.ndarray, float]:
+    """Medians of the columns, (D,), and the deviation from them that a few rows may have more of, from some rows.
 
-    Of rows in order of their deviations it is the one at `1 - FAR_SHARE`.
+    It is the `1 - FAR_SHARE` quantile, over rows, of a row's root-mean-square deviation over its observed entries; 0
+    where it says nothing. The median is `shift` for columns that do not vary, or of which these rows show nothing.
     """
-    every = np.arange(data.shape[1])[features]
-    some = np.sort(np.random.default_rng(0).permutation(every)[:SOME_FEATURES])
-    rows = processes.sample(np.arange(data.shape[0]), SOME_ROWS)
-    sample = processes.joined(data[np.ix_(rows, some)].astype(np.float64) / largest)
-    sample = sample[~np.isnan(sample).all(axis=1)][:, ~np.isnan(sample).all(axis=0)]
-    if sample.size == 0:
-        return 0.0
-    squares = np.nanmean(np.square(sample - np.nanmedian(sample, axis=0)), axis=1)
-    return float(largest * np.sqrt(np.quantile(squares, 1.0 - FAR_SHARE)))
-
-
-def _medians(data: np.ndarray | RowFiles, processes: Processes, otherwise: np.ndarray) -> np.ndarray:
-    """Medians of the columns, (D,), from some rows; those of `otherwise` where these show nothing."""
-    rows = processes.sample(np.arange(data.shape[0]), SOME_ROWS)
-    found = otherwise.copy()
-    for features in slices(data.shape[1], SOME_ROWS):
-        some = np.arange(data.shape[1])[features]
+    rows, medians = processes.sample(np.arange(data.shape[0]), SOME_ROWS), shift.copy()
+    # squares are over the largest of the row, so that none overflows and not all are 0
+    largest, squares, seen = (np.zeros(len(processes.joined(rows))) for _ in range(3))
+    varying = np.flatnonzero(is_varying)
+    for block in slices(varying.size, SOME_ROWS):
+        some = varying[block]
         sample = processes.joined(data[np.ix_(rows, some)].astype(np.float64))
-        is_seen = ~np.isnan(sample).all(axis=0)
-        found[some[is_seen]] = np.nanmedian(sample[:, is_seen], axis=0)
-    return found
+        is_seen = ~np.isnan(sample)
+        known = is_seen.any(axis=0)
+        median = np.median if is_seen.all() else np.nanmedian  # the latter takes several times as long
+        medians[some[known]] = median(sample[:, known], axis=0)
+        with np.errstate(over="ignore"):
+            away = np.minimum(np.abs(np.where(is_seen, sample - medians[some], 0.0)), np.finfo(np.float64).max)
+        before, largest = largest, np.maximum(largest, away.max(axis=1))
+        unit = np.where(largest > 0.0, largest, 1.0)
+        squares = squares * np.square(before / unit) + np.square(away / unit[:, None]).sum(axis=1)
+        seen += is_seen.sum(axis=1)
+    deviation = (largest * np.sqrt(squares / np.maximum(seen, 1.0)))[seen > 0]
+    if deviation.size == 0:
+        return medians, 0.0
+    usual = float(np.quantile(deviation, 1.0 - FAR_SHARE))
+    is_lost = deviation / LOST > usual
+    return medians, usual if is_lost.mean() <= LOST_SHARE else 0.0
 
 
 def to_model(data: np.ndarray | RowFiles, frame: Frame, dtype: np.dtype) -> np.ndarray:
