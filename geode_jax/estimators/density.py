@@ -42,7 +42,7 @@ class GeodeDensity(DensityMixin, GeodeEstimator):
     num_samples : int, default=100
         Draws kept per chain, one per sweep after warm-up.
     num_chains : int, default=1
-        Chains per tree.
+        Chains per tree; `geode_jax.diagnostics.report(model.posterior_)` tells whether they agree.
     dtype : {"float32", "float64"}, default="float32"
         Precision of the dictionary, the sampler and the predictions.
     progress : bool, default=False
