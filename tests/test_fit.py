@@ -388,6 +388,7 @@ def test_odd_shapes(shape):
         assert np.isfinite(geode_jax.impute_mean(fitted, hidden)).all()
 
 
+@pytest.mark.filterwarnings("ignore:X. row 0 is 6e.05 times as far")
 @pytest.mark.parametrize(
     "case",
     [
