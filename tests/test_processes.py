@@ -622,7 +622,7 @@ def test_rows_for_calibration_are_those_of_one_process(monkeypatch):
 
 
 def test_a_far_row_sets_no_unit():
-    """One of which has no rows, as in one process; a column that never varies keeps its value."""
+    """Processes, one of them without rows, find what one process does; a column that never varies keeps its value."""
     x = np.column_stack([np.random.default_rng(0).normal(size=(300, 6)), np.full(300, 7.0)])
     x[5, :6] = 1e6
     with pytest.warns(RuntimeWarning, match="^X: row 5 is"):

@@ -42,9 +42,8 @@ def _numbers(column: Any, name: str) -> np.ndarray:
     kind = str(column.type)
     if kind in ("int64", "uint64"):
         found = column.cast("float64", safe=False).to_numpy(zero_copy_only=False)
-        whole = column.fill_null(0).to_numpy(zero_copy_only=False)
         large = np.flatnonzero(np.abs(found) >= LARGEST_WHOLE)
-        rounded = [value for value in whole[large].tolist() if int(float(value)) != value]
+        rounded = [value for value in column.take(large).to_pylist() if int(float(value)) != value]
         if rounded:
             raise ValueError(
                 f"column {name!r}: expected numbers that a float holds, got {rounded[0]}, perhaps an identifier; leave"

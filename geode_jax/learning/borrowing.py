@@ -12,6 +12,7 @@ from geode_jax._runtime.threads import parallel_map
 from geode_jax.learning.evidence import cell_mixture, fit_quick_mixture, residuals_of_scales
 from geode_jax.learning.subspaces import Subspaces
 from geode_jax.partition.metis import Partition
+from geode_jax.rows.frame import FAR_SHARE
 from geode_jax.rows.processes import sample_part
 from geode_jax.rows.training import Training
 
@@ -25,7 +26,7 @@ LEAST_NOISE = 1e-7
 UNKNOWN_NOISE = 0.3
 # Noise of a scale's own cells that is more than so many times the square of the row which all but a FAR_SHARE are
 # smaller than, and more than `UNKNOWN_NOISE`, is that of a few far rows. Some rows tell.
-MOST_OF_USUAL, FAR_SHARE, SOME_ROWS = 10.0, 0.05, 1000
+MOST_OF_USUAL, SOME_ROWS = 10.0, 1000
 
 
 def typical_noise(training: Training, partition: Partition, subspaces: Subspaces) -> np.ndarray:

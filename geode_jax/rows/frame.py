@@ -20,7 +20,8 @@ LEAST_SPREAD = 1e-30
 # FAR_SHARE of the rows are nearer than: a few rows, as codes of missing values in all columns, would set the unit of
 # all. (Of a Gaussian column it is 0.5 times; heavy tails may pass 3.)
 FAR, FAR_SHARE = 3.0, 0.05
-# More than a hundredth of the rows further off than so many times that row are no exceptions: float32 would lose them.
+# In that unit float32 would not tell apart rows that are so many times as far. If more than LOST_SHARE of the rows are,
+# the root-mean-square deviation remains the unit.
 LOST, LOST_SHARE = 1e12, 0.01
 # Rows from which that is estimated.
 SOME_ROWS = 500
@@ -144,8 +145,9 @@ def _usual(
     where it says nothing. The median is `shift` for columns that do not vary, or of which these rows show nothing.
     """
     rows, medians = processes.sample(np.arange(data.shape[0]), SOME_ROWS), shift.copy()
+    num_rows = min(processes.count(data.shape[0]), SOME_ROWS)
     # squares are over the largest of the row, so that none overflows and not all are 0
-    largest, squares, seen = (np.zeros(len(processes.joined(rows))) for _ in range(3))
+    largest, squares, seen = (np.zeros(num_rows) for _ in range(3))
     varying = np.flatnonzero(is_varying)
     for block in slices(varying.size, SOME_ROWS):
         some = varying[block]
